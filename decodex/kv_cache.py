@@ -1,0 +1,49 @@
+"""The paged key/value tensors of all layers. Owned by the model runner; block ids are handed out by the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["KVCache", "LayerKV"]
+
+
+@dataclass(frozen=True)
+class LayerKV:
+    """The key/value shape of one layer; the widths of keys and values may differ (DeepSeek's MLA: 192 and 128)."""
+
+    num_kv_heads: int
+    k_dim: int
+    v_dim: int
+
+    @property
+    def nbytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in this layer (fp32)."""
+        return 4 * self.num_kv_heads * (self.k_dim + self.v_dim)
+
+
+class KVCache:
+    """Slot-major key/value storage: slot = block_id * block_size + offset in the block."""
+
+    def __init__(self, spec: Sequence[LayerKV], num_blocks: int, block_size: int, device: torch.device) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        slots = num_blocks * block_size
+        # empty, not zeros: untouched pages of the pool cost no memory until a block is first written
+        self.k = [torch.empty(slots, s.num_kv_heads, s.k_dim, device=device) for s in spec]  # [num_slots, Hkv, Dk]
+        self.v = [torch.empty(slots, s.num_kv_heads, s.v_dim, device=device) for s in spec]  # [num_slots, Hkv, Dv]
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination): the copy of copy-on-write."""
+        for source, destination in pairs:
+            a, b, n = source * self.block_size, destination * self.block_size, self.block_size
+            for cache in (*self.k, *self.v):
+                cache[b : b + n] = cache[a : a + n]
+
+    def copy_slots(self, source: Tensor, destination: Tensor) -> None:
+        """Copy single slots, [N] int64 each; every source is read before any destination is written."""
+        for cache in (*self.k, *self.v):
+            cache[destination] = cache[source]
