@@ -1,0 +1,38 @@
+# Everything runs in .venv; a machine needs Python 3.11+, git and make (a C++ compiler makes it faster, see setup.py).
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+NATIVE := $(wildcard setup.py kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/*.inc)
+TESTS ?=
+
+.PHONY: setup demo test check bench peers
+
+# setup: the virtual environment and an editable install, again only when their inputs change
+setup: $(STAMP)
+
+# demo: fetch the demo model once and print real answers with tokens/s
+demo: $(STAMP)
+	$(BIN)/decodex demo
+
+# test: every test (TESTS="tests/kernels -k rope" for a part)
+test: $(STAMP)
+	$(BIN)/pytest -q $(TESTS)
+
+# check: ruff and mypy --strict
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# bench: tokens/s of this checkout on this machine
+bench: $(STAMP)
+	$(BIN)/decodex bench
+
+# peers: a virtual environment for each engine that evals/speed compares with (minutes, some GB)
+peers: $(STAMP)
+	evals/speed/make_peers.sh
+
+$(STAMP): pyproject.toml $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "decodex needs Python 3.11 or newer")'
+	$(BIN)/pip install -q --disable-pip-version-check -e ".[dev]"
+	touch $@
