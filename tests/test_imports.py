@@ -214,7 +214,7 @@ def test_checker_accepts_the_edges_of_the_map(tmp_path: pathlib.Path) -> None:
         tmp_path,
         {
             "server/app.py": "from decodex.engine import Engine\nimport torch",
-            "decodex/engine.py": "from decodex.kernels import rng\nfrom . import errors\nimport decodex.spec.tree",
+            "decodex/engine.py": "from .kernels import rng\nfrom . import errors\nimport decodex.spec.tree",
             "decodex/errors.py": "",
             "spec/tree.py": "from decodex.kernels.rng import noise",
             "grammar/mask.py": "import decodex.kernels",
