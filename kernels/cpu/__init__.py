@@ -1,0 +1,1 @@
+"""Compiled CPU bodies (`_C`): optional, loaded only through `decodex.kernels.backend`."""

@@ -1,0 +1,44 @@
+// How the CPU library is put together (one source, three instruction sets):
+//   ops.def      one line per op: OP(name, (C++ parameters)). Pointers arrive from Python as ints (0 = absent),
+//                integers as int64_t or int, reals as float or double. A function returns an int64_t status (0 = fine).
+//   x.inc        the bodies of an op, plain functions `int64_t name(parameters)`, written against simd.h.
+//   bodies.inc   the list of .inc files; avx2.cpp, avx512.cpp and neon.cpp compile it, each in a namespace of its own.
+//   module.cpp   the Python method table of each instruction set; the best one the CPU supports is picked at import.
+// To add an op: write x.inc, add one line to bodies.inc and one to ops.def. The GIL is released around every call.
+// Rules: standard headers only here (never inside .inc: they would be compiled for the wrong CPU); no std templates
+// in hot code; the library is built with -ffp-contract=off, so a fused multiply-add is written fma(a, b, c) and
+// everything else rounds each step; a row's arithmetic never depends on how many rows there are or on num_threads.
+// Parallel regions take num_threads from the caller and an if(...) clause for tiny work.
+#pragma once
+#include <math.h>
+#include <omp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define DX_X86 1
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define DX_ARM 1
+#endif
+
+#define DX_INLINE static inline __attribute__((always_inline))
+
+#define OP(name, params) int64_t name params;
+#ifdef DX_X86
+namespace dx_avx2 {
+#include "ops.def"
+}
+namespace dx_avx512 {
+#include "ops.def"
+}
+#endif
+#ifdef DX_ARM
+namespace dx_neon {
+#include "ops.def"
+}
+#endif
+#undef OP

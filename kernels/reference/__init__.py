@@ -1,0 +1,1 @@
+"""Torch bodies on any device: slow, obvious, the oracle of the compiled ones."""
