@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
-NATIVE := $(wildcard setup.py kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/*.inc)
+NATIVE := $(wildcard setup.py kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/*.inc kernels/cpu/*.def)
 TESTS ?=
 
 .PHONY: setup demo test check bench peers

