@@ -1,0 +1,245 @@
+"""Text to token ids and back, and chat templates, without importing transformers where `tokenizer.json` is there.
+
+Templates are untrusted code: they run in jinja2's immutable sandbox and see only plain data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decodex.errors import ModelError, RequestError
+from decodex.models.source import read_json
+
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["Tokenizer"]
+
+_SPECIAL_FIELDS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """The tokenizer of a model folder. Ids are plain ints; `encode` and `decode` may be called from any thread."""
+
+    eos_token_ids: frozenset[int]  # every id that ends an answer: tokenizer, generation_config and config
+    special_ids: frozenset[int]
+    vocab_size: int  # added tokens included; the model's logits may be wider
+
+    def __init__(self, folder: Path) -> None:
+        """Read `folder`; ModelError names the file that is missing or can't be read."""
+        import tokenizers
+
+        optional = folder / "tokenizer_config.json"
+        config = read_json(optional) if optional.exists() else {}
+        file = folder / "tokenizer.json"
+        if file.exists():
+            try:
+                self._backend = tokenizers.Tokenizer.from_file(str(file))
+            except Exception as error:  # the library raises bare Exception
+                raise ModelError(f"{file}: can't be read as a tokenizer ({error})") from error
+        else:
+            self._backend = _convert_slow_tokenizer(folder)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.special_tokens = _special_tokens(folder, config)  # role -> text, as templates see them
+        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.eos_token_ids = self._find_eos(folder)
+        self._templates = _read_templates(folder, config)
+        self._compiled: dict[str, jinja2.Template] = {}
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` can be used."""
+        return bool(self._templates)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written out in the text become their ids."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; ids beyond the vocabulary give nothing."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of one token (byte-level alphabet and all)."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    def token_to_id(self, token: str) -> int | None:
+        """Id of a token in the vocabulary's own spelling."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_values: Any,
+    ) -> list[int]:
+        """Token ids of a conversation. `tools`: JSON schemas. Other keywords are passed to the template.
+
+        Raises RequestError naming `messages` when the model has no template or the template refuses them.
+        """
+        text = self.render_chat(messages, add_generation_prompt, tools, **template_values)
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_values: Any,
+    ) -> str:
+        """The conversation as the text that the model reads (see `apply_chat_template`)."""
+        import jinja2
+
+        chat = _plain_messages(messages)
+        source = self._pick_template(tools is not None)
+        try:
+            if source not in self._compiled:
+                self._compiled[source] = _environment().from_string(source)
+            values = {"documents": None, **self.special_tokens, **_plain(template_values)}
+            values.update(messages=chat, tools=_plain(tools), add_generation_prompt=add_generation_prompt)
+            return self._compiled[source].render(**values)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"the model's chat template is broken, line {error.lineno}: {error.message}") from error
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError, OverflowError) as error:
+            hint = f"the model's chat template says: {error}"
+            raise RequestError("messages", chat, "messages that the chat template accepts", hint) from error
+
+    def _pick_template(self, with_tools: bool) -> str:
+        if not self._templates:
+            hint = "use generate() with a prompt of your own"
+            raise RequestError("messages", "a conversation", "a model with a chat template (this one has none)", hint)
+        if with_tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        return self._templates.get("default") or next(iter(self._templates.values()))
+
+    def _find_eos(self, folder: Path) -> frozenset[int]:
+        found: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            if (folder / name).exists():
+                config = read_json(folder / name)
+                value = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
+                found.update(int(i) for i in (value if isinstance(value, list) else [value]) if i is not None)
+        token = self.special_tokens.get("eos_token")
+        token_id = self.token_to_id(token) if token else None
+        return frozenset(found | ({token_id} if token_id is not None else set()))
+
+
+def _convert_slow_tokenizer(folder: Path) -> Any:
+    """A folder without tokenizer.json (SentencePiece, tiktoken): let transformers build the same object."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # whatever the missing or broken file leads to
+        raise ModelError(f"{folder}: no tokenizer.json, and no tokenizer can be built ({error})") from error
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(f"{folder}: {type(tokenizer).__name__} can't be expressed as a tokenizer.json")
+    return backend
+
+
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    older = folder / "special_tokens_map.json"
+    merged = {**(read_json(older) if older.exists() else {}), **{k: v for k, v in config.items() if v is not None}}
+    found: dict[str, str] = {}
+    for name, value in merged.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str) and name in _SPECIAL_FIELDS:
+            found[name] = text
+    extra = merged.get("extra_special_tokens") or merged.get("model_specific_special_tokens")
+    for name, value in (extra.items() if isinstance(extra, dict) else ()):
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Named templates; newer files win, as in transformers: *.jinja, chat_template.json, tokenizer_config.json."""
+    found: dict[str, str] = {}
+    value = config.get("chat_template")
+    if (folder / "chat_template.json").exists():
+        value = read_json(folder / "chat_template.json").get("chat_template", value)
+    if isinstance(value, str):
+        found["default"] = value
+    elif isinstance(value, list):
+        found.update({str(t["name"]): str(t["template"]) for t in value})
+    elif isinstance(value, dict):
+        found.update({str(k): str(v) for k, v in value.items()})
+    if (folder / "chat_template.jinja").exists():
+        found["default"] = (folder / "chat_template.jinja").read_text("utf-8")
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[file.stem] = file.read_text("utf-8")
+    return found
+
+
+def _plain_messages(messages: object) -> list[dict[str, Any]]:
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError("messages", messages, "a list of at least one {'role': ..., 'content': ...}")
+    chat = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RequestError(f"messages[{index}]", message, "a mapping with 'role' and 'content'")
+        # absent rather than None: many templates print the word None
+        chat.append({key: value for key, value in _plain(message).items() if value is not None})
+    return chat
+
+
+def _plain(value: Any) -> Any:
+    """A copy made of JSON types only, so that a template can reach no object of ours."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    raise RequestError("messages", value, "JSON values (text, numbers, lists, mappings)")
+
+
+def _environment() -> jinja2.Environment:
+    import jinja2.ext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationTag(jinja2.ext.Extension):
+        """`{% generation %}` marks what to train on; for rendering it is just its body."""
+
+        tags = {"generation"}  # noqa: RUF012 (the base class's attribute)
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # jinja's own filter escapes HTML characters, which a model must not see
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
