@@ -14,10 +14,8 @@ install_peer() {  # name, requirements...
   echo "$name: installing $*"
   "$python" -m venv "$env" || return 1
   "$env/bin/pip" install -q --disable-pip-version-check "$@" || return 1
-  if [ "$name" = vllm ]; then
-    # The versions that get resolved do not import beside the CPU build of torch.
-    "$env/bin/pip" uninstall -q -y torchvision torchcodec torchaudio || return 1
-  fi
+  # The versions of these that get resolved do not import beside the CPU build of torch; no peer needs them here.
+  "$env/bin/pip" uninstall -q -y torchvision torchcodec torchaudio || return 1
   touch "$env/ready"
   echo "$name: ready"
 }

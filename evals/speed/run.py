@@ -6,8 +6,8 @@
 Each engine is a process that stays loaded (worker.py); all but the one that computes are stopped by signal.
 In every round each case (batch x sampling) is run by every engine in turn, the order rotating. A peer is
 measured in 16-bit and 32-bit weights and compared in the faster; the variant that needs more than twice the
-time of its sibling in the first round of a case is not repeated there. A ratio is the median over rounds of the
-paired ratio.
+time of its sibling in the first round of a case is not repeated there. A ratio is the median over rounds of
+the paired ratio.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def chat_prompts(model: str, count: int) -> tuple[list[list[int]], str]:
     if data.exists():
         lines = data.read_text(encoding="utf-8").splitlines()
         texts, source = [json.loads(line)["turns"][0] for line in lines], "mt_bench, first turns"
-    tokenizer = Tokenizer.from_files(resolve_model(model))
+    tokenizer = Tokenizer(resolve_model(model).path)
     chosen = itertools.islice(itertools.cycle(texts), count)
     return [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in chosen], source
 
@@ -202,18 +202,14 @@ def measure(
                 request = {"prompts": prompts[: case.batch], "sampling": SAMPLINGS[case.sampling]}
                 reply = worker.ask(op="run", max_tokens=options.max_tokens, **request)
                 expected = case.batch * options.max_tokens
-                assert reply["tokens"] == expected, (
-                    f"{worker.name}: {reply['tokens']} tokens, expected {expected}"
-                )
+                assert reply["tokens"] == expected, f"{worker.name}: {reply['tokens']} tokens, expected {expected}"
                 speed = reply["tokens"] / reply["seconds"]
                 result.add(case, worker, speed)
                 print(f"round {number} {case.name:>10} {worker.name:<24} {speed:8.1f} tokens/s", flush=True)
     return result
 
 
-def report(
-    workers: list[Worker], cases: list[Case], result: Measurements, absent: dict[str, str]
-) -> dict[str, Any]:
+def report(workers: list[Worker], cases: list[Case], result: Measurements, absent: dict[str, str]) -> dict[str, Any]:
     """Ratios against each peer's faster variant, and everything measured."""
     ours = next(worker for worker in workers if worker.engine == "decodex")
     ratios: dict[str, dict[str, Any]] = {}
@@ -228,8 +224,7 @@ def report(
         "ratios": ratios,
         "absent": absent,
         "tokens_per_second": {
-            case.name: {worker.name: round(result.median(case, worker), 1) for worker in workers}
-            for case in cases
+            case.name: {worker.name: round(result.median(case, worker), 1) for worker in workers} for case in cases
         },
         "rounds": {f"{case} {worker}": speeds for (case, worker), speeds in result.rounds.items()},
         "ready_after_seconds": {worker.name: round(worker.ready_after, 1) for worker in workers},
@@ -238,13 +233,9 @@ def report(
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument(
-        "--engines", default="decodex,openvino,vllm,transformers", help="also: llamacpp (4-bit GGUF)"
-    )
+    parser.add_argument("--engines", default="decodex,openvino,vllm,transformers", help="also: llamacpp (4-bit GGUF)")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--samplings", default="greedy,top_p")
     parser.add_argument("--max-tokens", type=int, default=64)

@@ -1,8 +1,8 @@
 """One engine in a process of its own, driven by JSON lines: load, then run batches when asked, then quit.
 
 Started by run.py with the Python of that engine's environment, so it imports nothing of decodex at the top
-and everything else lazily. Requests arrive on stdin, replies leave on the original stdout; whatever the engine
-prints goes to stderr.
+and everything else lazily. Requests arrive on stdin, replies leave on the original stdout; whatever the
+engine prints goes to stderr.
 
     {"op": "load", "model": FOLDER, "dtype": "float32"}
         -> {"ok": true, "seconds": S, "versions": {...}}
@@ -21,7 +21,7 @@ import time
 from typing import Any, Protocol
 
 Prompts = list[list[int]]
-Sampling = dict[str, float]
+Sampling = dict[str, Any]  # temperature, top_p
 MAX_LEN = 2048
 
 
@@ -118,7 +118,6 @@ class Transformers:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
-        self.model.eval()
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
 
     def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
@@ -154,9 +153,7 @@ class LlamaCpp:
         import llama_cpp
 
         cores = len(os.sched_getaffinity(0))
-        self.llama: Any = llama_cpp.Llama(
-            model, n_ctx=MAX_LEN, n_threads=cores, n_threads_batch=cores, verbose=False
-        )
+        self.llama: Any = llama_cpp.Llama(model, n_ctx=MAX_LEN, n_threads=cores, n_threads_batch=cores, verbose=False)
 
     def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
         total = 0

@@ -1,0 +1,76 @@
+"""`decodex generate`: prompts in, answers out, as text or as one JSON object a line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from decodex.cli.flags import Parser, add_flags, given, one_line
+from decodex.config import EngineConfig
+from decodex.errors import RequestError
+from decodex.llm import LLM
+from decodex.outputs import RequestOutput
+from decodex.params import SamplingParams
+
+__all__ = ["as_json", "build_parser", "run"]
+
+DEFAULTS = {"max_tokens": 256}
+RENAMED = {"seed": "engine-seed"}  # --seed is the request's
+
+
+def build_parser() -> Parser:
+    """The options of the command."""
+    parser = Parser(prog="decodex generate", description="Continue one or more prompts.")
+    parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to continue; several run as one batch")
+    parser.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each prompt")
+    add_flags(parser, SamplingParams, defaults=DEFAULTS)
+    add_flags(parser, EngineConfig, rename=RENAMED)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Answer every prompt; one that fails is reported on its own and sets the exit status."""
+    arguments = build_parser().parse_exactly(argv)
+    params = SamplingParams(**{**DEFAULTS, **given(arguments, SamplingParams)})
+    llm = LLM(**given(arguments, EngineConfig))
+    if arguments.chat:
+        conversations = [[{"role": "user", "content": prompt}] for prompt in arguments.prompts]
+        outputs = llm.chat(conversations, params)
+    else:
+        outputs = llm.generate(arguments.prompts, params)
+    for output in outputs:
+        if arguments.json:
+            print(json.dumps(as_json(output), ensure_ascii=False))
+        else:
+            show(output)
+    return max((exit_status(output) for output in outputs), default=0)
+
+
+def show(output: RequestOutput) -> None:
+    """Print the choices of one prompt, its error on stderr."""
+    if output.error is not None:
+        print(f"decodex generate: error: {one_line(output.error)}", file=sys.stderr)
+        return
+    for choice in output.outputs:
+        if len(output.outputs) > 1:
+            print(f"--- choice {choice.index}, seed {choice.seed}")
+        print(choice.text)
+
+
+def exit_status(output: RequestOutput) -> int:
+    """0 for an answer, 2 for a request that could not be honoured, 1 for any other failure."""
+    if output.error is None:
+        return 0
+    return 2 if isinstance(output.error, RequestError) else 1
+
+
+def as_json(output: RequestOutput) -> dict[str, Any]:
+    """A request's answer as plain JSON values; `error` is its text or null."""
+    values = {f.name: getattr(output, f.name) for f in dataclasses.fields(output) if f.name != "error"}
+    values["outputs"] = [dataclasses.asdict(choice) for choice in output.outputs]
+    values["metrics"] = dataclasses.asdict(output.metrics)
+    return {**values, "error": None if output.error is None else one_line(output.error)}
