@@ -1,4 +1,4 @@
-"""Text to token ids and back, and chat templates, without importing transformers where `tokenizer.json` is there.
+"""Text to token ids and back, and chat templates, without transformers where `tokenizer.json` is there.
 
 Templates are untrusted code: they run in jinja2's immutable sandbox and see only plain data.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decodex.errors import ModelError, RequestError
-from decodex.models.source import read_json
+from decodex.models.source import ModelFiles, read_json
 
 if TYPE_CHECKING:
     import jinja2
@@ -23,7 +23,7 @@ _SPECIAL_FIELDS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 
 class Tokenizer:
-    """The tokenizer of a model folder. Ids are plain ints; `encode` and `decode` may be called from any thread."""
+    """The tokenizer of a model folder. Ids are plain ints; any thread may call `encode` and `decode`."""
 
     eos_token_ids: frozenset[int]  # every id that ends an answer: tokenizer, generation_config and config
     special_ids: frozenset[int]
@@ -52,6 +52,11 @@ class Tokenizer:
         self.eos_token_ids = self._find_eos(folder)
         self._templates = _read_templates(folder, config)
         self._compiled: dict[str, jinja2.Template] = {}
+
+    @classmethod
+    def load(cls, files: ModelFiles) -> Tokenizer:
+        """The tokenizer beside a model's weights."""
+        return cls(files.path)
 
     @property
     def has_chat_template(self) -> bool:
@@ -111,7 +116,9 @@ class Tokenizer:
             values.update(messages=chat, tools=_plain(tools), add_generation_prompt=add_generation_prompt)
             return self._compiled[source].render(**values)
         except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"the model's chat template is broken, line {error.lineno}: {error.message}") from error
+            raise ModelError(
+                f"the model's chat template is broken, line {error.lineno}: {error.message}"
+            ) from error
         except (jinja2.TemplateError, TypeError, KeyError, ValueError, OverflowError) as error:
             hint = f"the model's chat template says: {error}"
             raise RequestError("messages", chat, "messages that the chat template accepts", hint) from error
@@ -119,7 +126,9 @@ class Tokenizer:
     def _pick_template(self, with_tools: bool) -> str:
         if not self._templates:
             hint = "use generate() with a prompt of your own"
-            raise RequestError("messages", "a conversation", "a model with a chat template (this one has none)", hint)
+            raise RequestError(
+                "messages", "a conversation", "a model with a chat template (this one has none)", hint
+            )
         if with_tools and "tool_use" in self._templates:
             return self._templates["tool_use"]
         return self._templates.get("default") or next(iter(self._templates.values()))
@@ -152,14 +161,17 @@ def _convert_slow_tokenizer(folder: Path) -> Any:
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     older = folder / "special_tokens_map.json"
-    merged = {**(read_json(older) if older.exists() else {}), **{k: v for k, v in config.items() if v is not None}}
+    merged = {
+        **(read_json(older) if older.exists() else {}),
+        **{k: v for k, v in config.items() if v is not None},
+    }
     found: dict[str, str] = {}
     for name, value in merged.items():
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str) and name in _SPECIAL_FIELDS:
             found[name] = text
     extra = merged.get("extra_special_tokens") or merged.get("model_specific_special_tokens")
-    for name, value in (extra.items() if isinstance(extra, dict) else ()):
+    for name, value in extra.items() if isinstance(extra, dict) else ():
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             found[name] = text
@@ -167,7 +179,7 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Named templates; newer files win, as in transformers: *.jinja, chat_template.json, tokenizer_config.json."""
+    """Named templates; newer kinds of file win: *.jinja, chat_template.json, tokenizer_config.json."""
     found: dict[str, str] = {}
     value = config.get("chat_template")
     if (folder / "chat_template.json").exists():

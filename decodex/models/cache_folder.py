@@ -49,7 +49,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def build_folder(target: Path, num_bytes: int, fill: Callable[[Path], None]) -> Path:
-    """Return `target`; when absent it is built by `fill(temporary folder)` and a rename, one builder at a time.
+    """Return `target`; when absent, `fill(temporary folder)` and a rename build it, one builder at a time.
 
     `num_bytes` must be free on the disk. A start that finds another process building waits for it.
     """
