@@ -1,0 +1,193 @@
+"""Linear layers with packed weights: memory-bound from 1 to 8 rows, bitwise the same for a row in any batch."""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from decodex.kernels import backend
+from decodex.kernels.checks import check_out, describe
+from decodex.kernels.reference import linear as reference
+
+Kind = Literal["bf16", "fp16", "fp32", "int8"]
+_KIND_OF_DTYPE: dict[torch.dtype, Kind] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_DTYPE_OF_KIND = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8}
+_CODES = {"bf16": 0, "fp16": 1, "fp32": 2, "int8": 3}  # enum Kind of cpu/linear.inc
+_HUGE_PAGE = 2 << 20
+
+
+class PackedLinear:
+    """x [M,K] fp32 -> [M,N] fp32 with weights [N,K] stored as `kind`. Made by `pack_linear`, then immutable."""
+
+    in_features: int  # K
+    out_features: int  # N
+    kind: Kind
+    nbytes: int  # of weight, scale and bias as stored by this body
+
+    def __init__(self, weight: Tensor, scale: Tensor | None, bias: Tensor | None, kind: Kind) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.kind = kind
+        self._bias = bias  # [N] fp32
+        self._store(weight, scale)
+        held = [t.numel() * t.element_size() for t in (scale, bias) if t is not None]
+        self.nbytes = self._weight_nbytes() + sum(held)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None, add_to: Tensor | None = None) -> Tensor:
+        """x [M,K] fp32 (any row stride) -> [M,N] fp32: `out` if given; `add_to` [M,N] has it added and is returned.
+
+        Raises ValueError for a wrong shape, dtype or layout, or when both `out` and `add_to` are given."""
+        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype is not torch.float32:
+            raise ValueError(f"x: expected float32 [M, {self.in_features}], got {describe(x)}")
+        target = out if add_to is None else add_to
+        if target is None:
+            target = x.new_empty(x.shape[0], self.out_features)
+        else:
+            self._check_target(x, out, add_to)
+        if x.shape[0]:
+            self._forward(x, target, add_to is not None)
+        return target
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The weight's rows ids [T] int64, as [T,K] fp32 (embedding look-up). ValueError for an id outside 0..N-1."""
+        if ids.dim() != 1 or ids.dtype is not torch.int64:
+            raise ValueError(f"ids: expected int64 [T], got {describe(ids)}")
+        return self._rows(ids.contiguous())
+
+    def _check_target(self, x: Tensor, out: Tensor | None, add_to: Tensor | None) -> None:
+        if out is not None and add_to is not None:
+            raise ValueError("out, add_to: expected at most one of them, got both")
+        name, target = ("out", out) if add_to is None else ("add_to", add_to)
+        assert target is not None
+        check_out(target, x.shape[0], self.out_features, name)
+        if target.device != x.device:
+            raise ValueError(f"{name}: expected a tensor on {x.device}, got {describe(target)}")
+
+    def _bad_ids(self, ids: Tensor) -> ValueError:
+        return ValueError(f"ids: expected values in 0..{self.out_features - 1}, got {ids.min()}..{ids.max()}")
+
+    def _store(self, weight: Tensor, scale: Tensor | None) -> None:
+        raise NotImplementedError
+
+    def _weight_nbytes(self) -> int:
+        raise NotImplementedError
+
+    def _forward(self, x: Tensor, target: Tensor, accumulate: bool) -> None:
+        raise NotImplementedError
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class _NativeLinear(PackedLinear):
+    """Body: cpu/linear.inc."""
+
+    def _store(self, weight: Tensor, scale: Tensor | None) -> None:
+        self._library = backend.library
+        panel = torch.empty(1, dtype=torch.int64)
+        self._library.linear_layout(panel.data_ptr())
+        width = int(panel)
+        size = -(-self.out_features // width) * width * self.in_features * weight.element_size()
+        # Whole huge pages: the library asks for them, which spares the address translation most of its misses.
+        buffer = torch.empty(size + (_HUGE_PAGE if size >= _HUGE_PAGE else 64), dtype=torch.uint8)
+        align = _HUGE_PAGE if size >= _HUGE_PAGE else 64
+        self._packed = buffer[-buffer.data_ptr() % align :][:size]
+        self._scale = scale
+        self._code = _CODES[self.kind]
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        self._weight_ptr = self._packed.data_ptr()
+        self._scale_ptr = 0 if scale is None else scale.data_ptr()
+        self._bias_ptr = 0 if self._bias is None else self._bias.data_ptr()
+        self._library.linear_pack(
+            *(weight.data_ptr(), self.out_features, self.in_features, weight.stride(0)),
+            *(self._code, self._weight_ptr, size, torch.get_num_threads()),
+        )
+
+    def _weight_nbytes(self) -> int:
+        return self._packed.numel()
+
+    def _forward(self, x: Tensor, target: Tensor, accumulate: bool) -> None:
+        if not x.is_cpu:
+            raise ValueError(f"x: expected a CPU tensor, got {describe(x)}")
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        status = self._library.linear_forward(
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[0],
+            self.out_features,
+            self.in_features,
+            self._code,
+            self._weight_ptr,
+            self._scale_ptr,
+            self._bias_ptr,
+            target.data_ptr(),
+            target.stride(0),
+            accumulate,
+            torch.get_num_threads(),
+        )
+        if status:
+            raise MemoryError(f"no memory to reorder {list(x.shape)} activations")
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        out = torch.empty(ids.shape[0], self.in_features)
+        shape = (self.out_features, self.in_features, self._code)
+        arguments = (self._scale_ptr, ids.data_ptr(), ids.shape[0], out.data_ptr())
+        if self._library.linear_rows(self._weight_ptr, *shape, *arguments):
+            raise self._bad_ids(ids)
+        return out
+
+
+class _TorchLinear(PackedLinear):
+    """Body: reference/linear.py in fp32 (oneDNN on a CPU that has it; a plain product on other devices)."""
+
+    def _store(self, weight: Tensor, scale: Tensor | None) -> None:
+        # Row look-up keeps the weight as published; it shares storage with the caller's tensor where it can.
+        self._weight, self._scale = weight, scale
+        wide = weight.float() if scale is None else reference.dequantize_int8(weight, scale)
+        self._is_onednn = wide.is_cpu and wide.numel() > 0 and reference.has_onednn()
+        self._wide = reference.onednn_pack(wide.contiguous()) if self._is_onednn else wide
+
+    def _weight_nbytes(self) -> int:
+        count = self.in_features * self.out_features
+        return count * 4 + (0 if self._wide is self._weight else count * self._weight.element_size())
+
+    def _forward(self, x: Tensor, target: Tensor, accumulate: bool) -> None:
+        if self._is_onednn:
+            result = reference.linear_onednn(x, self._wide, self._bias)
+        elif x.is_cpu:
+            result = reference.linear_rows(x, self._wide, self._bias)
+        else:
+            result = torch.nn.functional.linear(x, self._wide, self._bias)
+        if accumulate:
+            target += result
+        else:
+            target.copy_(result)
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= self.out_features):
+            raise self._bad_ids(ids)
+        rows = self._weight[ids].float()
+        return rows if self._scale is None else rows * self._scale[ids, None]
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None, kind: Kind | Literal["auto"] = "auto") -> PackedLinear:
+    """Packs weight [N,K] (and bias [N]); "auto" keeps the weight's dtype, "int8" scales each output channel by absmax.
+
+    The original may be freed afterwards. Raises ValueError for a wrong shape, dtype or kind."""
+    if weight.dim() != 2 or weight.dtype not in _KIND_OF_DTYPE:
+        raise ValueError(f"weight: expected bfloat16, float16 or float32 [N, K], got {describe(weight)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias: expected [{weight.shape[0]}], got {describe(bias)}")
+    if kind == "auto":
+        kind = _KIND_OF_DTYPE[weight.dtype]
+    elif kind not in get_args(Kind):
+        raise ValueError(f"kind: expected auto, bf16, fp16, fp32 or int8, got {kind!r}")
+    weight = weight.detach()
+    scale = None
+    if kind == "int8":
+        weight, scale = reference.quantize_int8(weight)
+    else:
+        weight = weight.to(_DTYPE_OF_KIND[kind])
+    bias = None if bias is None else bias.detach().to(weight.device, torch.float32).contiguous()
+    body = _NativeLinear if backend.library is not None and weight.is_cpu else _TorchLinear
+    return body(weight, scale, bias, kind)
