@@ -11,13 +11,15 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from decodex.cli.flags import Parser, add_flags, as_list, given
+from decodex.cli.flags import Parser, as_list
+from decodex.cli.loading import add_engine_flags, load_llm
 from decodex.cli.machine import machine_facts, version_facts
-from decodex.config import EngineConfig
-from decodex.llm import LLM
 from decodex.params import SamplingParams
+
+if TYPE_CHECKING:
+    from decodex.llm import LLM
 
 __all__ = ["SAMPLINGS", "Cell", "build_parser", "measure_cell", "run"]
 
@@ -70,7 +72,7 @@ def build_parser() -> Parser:
     parser.add_argument("--sampling", type=sampling_names, default=["greedy"], metavar="LIST", help=names)
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="repetitions; medians are shown")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the numbers to this file")
-    add_flags(parser, EngineConfig)
+    add_engine_flags(parser)
     return parser
 
 
@@ -78,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
     """Measure every cell and print the table as it grows."""
     arguments = build_parser().parse_exactly(argv)
     start = time.perf_counter()
-    llm = LLM(**given(arguments, EngineConfig))
+    llm = load_llm(arguments)
     ready_seconds = time.perf_counter() - start
     machine, versions = machine_facts(), version_facts("decodex", "torch", "transformers")
     print(f"{machine['cpu']}, {machine['cores']} cores, kernels {machine['kernels']}; ready in {ready_seconds:.1f} s")

@@ -7,14 +7,16 @@ import signal
 import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from decodex.cli.flags import Parser, add_flags, given, one_line
-from decodex.cli.generate import RENAMED
-from decodex.config import EngineConfig
+from decodex.cli.loading import add_engine_flags, load_llm
 from decodex.errors import DecodexError, RequestError
-from decodex.llm import LLM
 from decodex.outputs import RequestOutput
 from decodex.params import SamplingParams
+
+if TYPE_CHECKING:
+    from decodex.llm import LLM
 
 __all__ = ["build_parser", "run"]
 
@@ -28,7 +30,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="decodex chat", description="Talk to the model in the terminal. " + HELP)
     parser.add_argument("--system", metavar="TEXT", help="a system message that opens every conversation")
     add_flags(parser, SamplingParams, defaults=DEFAULTS)
-    add_flags(parser, EngineConfig, rename=RENAMED)
+    add_engine_flags(parser, beside_sampling=True)
     return parser
 
 
@@ -38,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     params = SamplingParams(**{**DEFAULTS, **given(arguments, SamplingParams)})
     if params.n != 1:
         raise RequestError("n", params.n, "1 in a chat")
-    llm = LLM(**given(arguments, EngineConfig))
+    llm = load_llm(arguments)
     opening: list[Message] = [{"role": "system", "content": arguments.system}] if arguments.system else []
     print(HELP)
     messages = list(opening)

