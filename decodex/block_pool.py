@@ -59,10 +59,6 @@ class BlockPool:
                 if self._hash_of[block] is None:
                     self._free.move_to_end(block, last=False)
 
-    def is_private(self, block: int) -> bool:
-        """Whether its one holder may write to the block (nobody shares it, nobody finds it by hash)."""
-        return self._refs[block] == 1 and self._hash_of[block] is None
-
     def register(self, block: int, digest: bytes) -> None:
         """Make a full block of committed tokens findable; the first block of a content keeps the name."""
         if self.enable_prefix_caching and self._hash_of[block] is None and digest not in self._block_of:

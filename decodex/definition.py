@@ -19,7 +19,12 @@ T = TypeVar("T")
 
 
 def option(
-    default: Any, help: str, *, choices: tuple[str, ...] | None = None, metavar: str | None = None, cli: bool = True
+    *,
+    default: Any,
+    help: str,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+    cli: bool = True,
 ) -> Any:
     """A field of a definition: its default, one line of help, and how the command line shows it."""
     metadata = {"help": help, "choices": choices, "metavar": metavar, "cli": cli}
@@ -36,7 +41,9 @@ def definition(cls: type[T]) -> type[T]:
     @functools.wraps(plain_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if args:
-            raise TypeError(f"{cls.__name__} takes keyword arguments only, e.g. {cls.__name__}({names[0]}=...)")
+            raise TypeError(
+                f"{cls.__name__} takes keyword arguments only, e.g. {cls.__name__}({names[0]}=...)"
+            )
         for key in kwargs:
             if key not in names:
                 raise RequestError(key, kwargs[key], f"a field of {cls.__name__}", nearest_name(key, names))
@@ -74,11 +81,15 @@ def check_int(field: str, value: Any, low: int, high: int | None = None) -> int:
     return int(number)
 
 
-def check_number(field: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False) -> float:
+def check_number(
+    field: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False
+) -> float:
     """`value` as a finite float within [low, high] ((low, high] with `open_low`), else a RequestError."""
     left = "(" if open_low else "["
-    bounds = f"a finite number in {left}{low:g}, {high:g}]" if high != math.inf else (
-        f"a finite number {'>' if open_low else '>='} {low:g}"
+    bounds = (
+        f"a finite number in {left}{low:g}, {high:g}]"
+        if high != math.inf
+        else (f"a finite number {'>' if open_low else '>='} {low:g}")
     )
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise RequestError(field, value, bounds)

@@ -24,23 +24,46 @@ class SamplingParams:
     absent. Raises `RequestError` naming the field. See docs/architecture.md for the order of the row pipeline.
     """
 
-    n: int = option(1, "number of choices for each prompt; choice k draws from a seed derived from the request's")
-    temperature: float = option(1.0, "logits are divided by it; 0 is greedy (arg-max)")
-    top_k: int | None = option(None, "keep the k most likely tokens; None, 0 or -1 is off")
-    top_p: float | None = option(None, "keep the smallest set of most likely tokens with this mass; 1.0 is off")
-    min_p: float | None = option(None, "drop tokens less likely than min_p times the most likely one; 0 is off")
-    seed: int | None = option(None, "64-bit seed; drawn from the operating system and returned when absent")
-    max_tokens: int | None = option(16, "most tokens to generate; None is up to the context length")
-    min_tokens: int = option(0, "no end of sequence, stop token or stop string before this many tokens")
-    stop: tuple[str, ...] | list[str] | str | None = option(None, "strings that end the text where they appear", metavar="STR")
-    stop_token_ids: tuple[int, ...] | list[int] | None = option(None, "token ids that end the sequence", metavar="ID")
-    include_stop_str_in_output: bool = option(False, "keep the stop string or stop token in the text")
-    ignore_eos: bool = option(False, "generate past the model's end of sequence")
-    logprobs: int | None = option(None, "return the chosen token's log-probability and this many most likely ones")
-    skip_special_tokens: bool = option(True, "leave special tokens out of the text")
+    n: int = option(
+        default=1,
+        help="number of choices for each prompt; choice k draws from a seed derived from the request's",
+    )
+    temperature: float = option(default=1.0, help="logits are divided by it; 0 is greedy (arg-max)")
+    top_k: int | None = option(default=None, help="keep the k most likely tokens; None, 0 or -1 is off")
+    top_p: float | None = option(
+        default=None, help="keep the smallest set of most likely tokens with this mass; 1.0 is off"
+    )
+    min_p: float | None = option(
+        default=None, help="drop tokens less likely than min_p times the most likely one; 0 is off"
+    )
+    seed: int | None = option(
+        default=None, help="64-bit seed; drawn from the operating system and returned when absent"
+    )
+    max_tokens: int | None = option(
+        default=16, help="most tokens to generate; None is up to the context length"
+    )
+    min_tokens: int = option(
+        default=0, help="no end of sequence, stop token or stop string before this many tokens"
+    )
+    stop: tuple[str, ...] | list[str] | str | None = option(
+        default=None, help="strings that end the text where they appear", metavar="STR"
+    )
+    stop_token_ids: tuple[int, ...] | list[int] | None = option(
+        default=None, help="token ids that end the sequence", metavar="ID"
+    )
+    include_stop_str_in_output: bool = option(
+        default=False, help="keep the stop string or stop token in the text"
+    )
+    ignore_eos: bool = option(default=False, help="generate past the model's end of sequence")
+    logprobs: int | None = option(
+        default=None, help="return the chosen token's log-probability and this many most likely ones"
+    )
+    skip_special_tokens: bool = option(default=True, help="leave special tokens out of the text")
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
         put("n", check_int("n", self.n, 1, MAX_CHOICES))
         put("temperature", check_number("temperature", self.temperature, 0.0))
         put("top_k", self._top_k())

@@ -22,7 +22,9 @@ class Draft:
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.parents):
-            raise ValueError(f"expected one parent a token, got {len(self.parents)} for {len(self.token_ids)} tokens")
+            raise ValueError(
+                f"expected one parent a token, got {len(self.parents)} for {len(self.token_ids)} tokens"
+            )
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise ValueError(f"parents[{node}]: expected {ROOT} or an earlier node, got {parent}")

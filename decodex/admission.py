@@ -1,0 +1,121 @@
+"""Admission: turns a prompt and parameters into a Request, or refuses with the field's name. No engine state changes.
+
+Safe to call from any thread, so that tokenization never holds up the step loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from decodex.completion import Completion
+from decodex.config import ResolvedConfig
+from decodex.definition import check_int
+from decodex.errors import RequestError
+from decodex.kernels.rng import derive_seed
+from decodex.params import SamplingParams
+from decodex.request import Request
+from decodex.request import Sequence as RequestSequence
+from decodex.tokenizer import Tokenizer
+
+__all__ = ["Admission", "Prompt"]
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+PROMPT_KEYS = ("prompt", "prompt_token_ids")
+DRAWN_SEED_BITS = 53  # exact in JSON
+
+
+class Admission:
+    """Checks requests against one loaded model and pool."""
+
+    def __init__(self, config: ResolvedConfig, tokenizer: Tokenizer, model_vocab_size: int) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._vocab_size = min(tokenizer.vocab_size, model_vocab_size)
+        self._arrivals = itertools.count()
+        self._names = itertools.count()
+
+    def admit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        """A request ready to be queued. Raises RequestError naming the field."""
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError("params", params, "SamplingParams")
+        check_int("priority", priority, -(2**31), 2**31 - 1)
+        text, token_ids = self._tokens_of(prompt)
+        max_total = self._max_total_tokens(len(token_ids), params)
+        for index, token in enumerate(params.stop_token_ids or ()):
+            self._check_token(f"stop_token_ids[{index}]", token)
+        request = Request(
+            request_id=f"request-{next(self._names)}" if request_id is None else request_id,
+            arrival=next(self._arrivals),
+            prompt=text,
+            prompt_token_ids=token_ids,
+            params=params,
+            seed=self._seed(params),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        for index in range(params.n):
+            seed = derive_seed(request.seed, index)
+            completion = Completion(index, seed, params, max_total - len(token_ids), self._tokenizer)
+            request.sequences.append(
+                RequestSequence(request, index, seed, max_total, completion, list(token_ids), len(token_ids))
+            )
+        return request
+
+    def _seed(self, params: SamplingParams) -> int:
+        if params.seed is not None:
+            return params.seed
+        return secrets.randbits(DRAWN_SEED_BITS) if self._config.seed is None else self._config.seed
+
+    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            keys = list(prompt)
+            if len(keys) != 1 or keys[0] not in PROMPT_KEYS:
+                raise RequestError("prompt", dict(prompt), "one of the keys 'prompt' or 'prompt_token_ids'")
+            prompt = prompt[keys[0]]
+            if isinstance(prompt, str) != (keys[0] == "prompt"):
+                raise RequestError(keys[0], prompt, "text" if keys[0] == "prompt" else "a list of token ids")
+        if isinstance(prompt, str):
+            if not prompt:
+                raise RequestError("prompt", prompt, "at least one character")
+            try:
+                prompt.encode()
+            except UnicodeEncodeError:
+                raise RequestError("prompt", prompt, "text without lone surrogates") from None
+            return prompt, self._tokenizer.encode(prompt)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise RequestError("prompt", prompt, "a string or a list of token ids")
+        if not prompt:
+            raise RequestError("prompt", prompt, "at least one token id")
+        return None, [self._check_token(f"prompt[{index}]", token) for index, token in enumerate(prompt)]
+
+    def _check_token(self, field: str, token: Any) -> int:
+        return check_int(field, token, 0, self._vocab_size - 1)
+
+    def _max_total_tokens(self, num_prompt: int, params: SamplingParams) -> int:
+        config = self._config
+        pool_tokens = config.num_blocks * config.block_size
+        limit = min(config.max_model_len, pool_tokens)
+        what = "max_model_len" if limit == config.max_model_len else "the KV pool's size (see kv_cache_gib)"
+        if num_prompt >= limit:
+            raise RequestError(
+                "prompt", f"{num_prompt} tokens", f"at most {limit - 1} tokens", f"{what} is {limit}"
+            )
+        if params.max_tokens is not None and num_prompt + params.max_tokens > limit:
+            hint = f"{what} is {limit} and the prompt has {num_prompt} tokens"
+            raise RequestError("max_tokens", params.max_tokens, f"at most {limit - num_prompt} here", hint)
+        if params.max_tokens is None and params.min_tokens > limit - num_prompt:
+            raise RequestError("min_tokens", params.min_tokens, f"at most {limit - num_prompt} here")
+        return limit if params.max_tokens is None else num_prompt + params.max_tokens

@@ -1,0 +1,192 @@
+"""Engine: one decode step after another over whatever is queued. One thread calls it; it owns all state below."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from decodex.admission import Admission
+from decodex.batch import StepBatch, StepOutput
+from decodex.config import EngineConfig, resolve, resolve_device
+from decodex.errors import DecodexError, EngineError, QueueFullError, RequestError
+from decodex.features.min_tokens import MinTokens
+from decodex.fingerprint import system_fingerprint
+from decodex.kv_cache import KVCache
+from decodex.models.interface import CausalLM
+from decodex.models.loader import load_model
+from decodex.models.source import resolve_model
+from decodex.outputs import RequestOutput
+from decodex.request import Request, Sequence, Status
+from decodex.runner import ModelRunner
+from decodex.sampler import Sampler
+from decodex.scheduler import Scheduler
+from decodex.spec.proposer import Proposer, ProposerView
+from decodex.table import RequestTable
+from decodex.tokenizer import Tokenizer
+
+__all__ = ["Engine"]
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Requests in, tokens out. `step()` is the whole loop; everything else is bookkeeping around it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: CausalLM,
+        tokenizer: Tokenizer,
+        device: torch.device | None = None,
+        proposer: Proposer | None = None,
+    ) -> None:
+        device = torch.device("cpu") if device is None else device
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = resolve(config, model.max_position, model.kv_spec, device)
+        self.fingerprint = system_fingerprint(model, f"{config.dtype}/{config.quantization}", device)
+        self.admission = Admission(self.config, tokenizer, model.vocab_size)
+        features = (MinTokens(tokenizer.eos_token_ids),)
+        self.table = RequestTable(self.config.max_num_seqs, self.config.max_blocks_per_seq, features)
+        self.scheduler = Scheduler(self.config, self.table)
+        kv = KVCache(model.kv_spec, self.config.num_blocks, self.config.block_size, device)
+        self.runner = ModelRunner(model, kv, self.table, device)
+        self.sampler = Sampler(self.table, features, tokenizer)
+        self.proposer = proposer
+        self._requests: dict[str, Request] = {}
+
+    @staticmethod
+    def load(config: EngineConfig) -> Engine:
+        """Resolve, load and pack the model of a config. Raises ModelError or RequestError."""
+        device = resolve_device(config.device)
+        files = resolve_model(config.model)
+        tokenizer = Tokenizer(files.path)
+        model = load_model(files, dtype=config.dtype, quantization=config.quantization, device=device)
+        return Engine(config, model, tokenizer, device)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_work
+
+    @property
+    def has_queue_room(self) -> bool:
+        """Whether one more request would be accepted."""
+        return len(self.scheduler.waiting) < self.config.max_queued_requests
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises QueueFullError, or RequestError for an id that is in use."""
+        if request.request_id in self._requests:
+            raise RequestError("request_id", request.request_id, "an id that is not in use")
+        if not self.has_queue_room:
+            raise QueueFullError(
+                f"{self.config.max_queued_requests} requests wait already (max_queued_requests)"
+            )
+        self._requests[request.request_id] = request
+        for seq in request.sequences:
+            self.scheduler.add(seq)
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request now with finish reason `abort`; an id that is not in flight is no error."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end(request, "abort", None)
+        return request
+
+    def fail_all(self, error: DecodexError) -> list[Request]:
+        """End every request in flight with an error (after a step that raised)."""
+        failed = list(self._requests.values())
+        for request in failed:
+            self._end(request, "error", error)
+        return failed
+
+    def step(self) -> list[Request]:
+        """One decode step. Returns the requests that got tokens or ended."""
+        plan = self.scheduler.plan()
+        batch = self.runner.stage(plan)
+        logits = self.runner.forward(batch)
+        output = self.sampler.sample(logits, batch)
+        touched = self._commit(batch, output)
+        self._propose(batch)
+        return touched
+
+    def output_of(self, request: Request) -> RequestOutput:
+        """A snapshot of a request's answer."""
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=[seq.completion.output() for seq in request.sequences],
+            finished=request.is_finished,
+            metrics=request.metrics,
+            replayable=self.model.replayable,
+            system_fingerprint=self.fingerprint,
+            error=request.error,
+        )
+
+    def _commit(self, batch: StepBatch, output: StepOutput) -> list[Request]:
+        """Advance KV lengths, tokens and texts; end what is finished."""
+        self.runner.compact(batch, output)
+        for entry in batch.entries:
+            entry.seq.num_computed = entry.start + entry.num_tokens
+        touched: dict[str, Request] = {}
+        for entry, tokens, logprobs in zip(batch.sampled, output.token_ids, output.logprobs, strict=True):
+            seq = entry.seq
+            touched[seq.request.request_id] = seq.request
+            for index, token in enumerate(tokens):
+                if token < 0:
+                    self._fail(seq)
+                    break
+                seq.token_ids.append(token)
+                if seq.completion.push(token, None if logprobs is None else logprobs[index]):
+                    break
+            # drafts that were accepted are computed, the last token is not
+            seq.num_computed = max(seq.num_computed, len(seq.token_ids) - 1)
+        for entry in batch.entries:
+            self.scheduler.register_computed(entry.seq)
+        for request in touched.values():
+            self._note_progress(request)
+        return list(touched.values())
+
+    def _note_progress(self, request: Request) -> None:
+        now = time.time()
+        if request.metrics.first_token_time is None:
+            request.metrics.first_token_time = now
+        for seq in request.sequences:
+            if seq.status is not Status.FINISHED and seq.completion.finish_reason is not None:
+                self.scheduler.finish(seq)
+        if request.is_finished:
+            request.metrics.finished_time = now
+            del self._requests[request.request_id]
+
+    def _fail(self, seq: Sequence) -> None:
+        position = len(seq.token_ids)
+        seq.request.error = EngineError(
+            f"choice {seq.index}: no token is left at position {position} (NaN logits, or every token is masked)"
+        )
+        seq.completion.finish("error")
+
+    def _end(self, request: Request, reason: str, error: DecodexError | None) -> None:
+        request.error = error
+        for seq in request.sequences:
+            if seq.status is not Status.FINISHED:
+                seq.completion.finish(reason)
+                self.scheduler.finish(seq)
+        request.metrics.finished_time = time.time()
+        del self._requests[request.request_id]
+
+    def _propose(self, batch: StepBatch) -> None:
+        """Ask the proposer for drafts of the sequences that decode next."""
+        if self.proposer is None:
+            return
+        decoding = [
+            e.seq for e in batch.sampled if e.seq.status is Status.RUNNING and e.seq.num_remaining > 1
+        ]
+        views = [
+            ProposerView(seq.slot, seq.token_ids, seq.num_prompt_tokens, seq.num_remaining - 1)
+            for seq in decoding
+        ]
+        for seq, draft in zip(decoding, self.proposer.propose(views), strict=True):
+            seq.draft = draft if draft else None

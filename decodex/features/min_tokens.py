@@ -1,0 +1,40 @@
+"""min_tokens: until the row's output is long enough, the tokens that would end the sequence are masked."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from decodex.batch import Rows
+from decodex.params import SamplingParams
+
+__all__ = ["MinTokens"]
+
+
+class MinTokens:
+    """Pipeline step 2. Masks EOS (unless ignored) and stop token ids with -inf."""
+
+    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+        self._eos = eos_token_ids
+        self._slots: dict[int, tuple[int, Tensor]] = {}
+
+    def add(self, slot: int, params: SamplingParams) -> bool:
+        """See Feature."""
+        banned = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self._eos)
+        if params.min_tokens == 0 or not banned:
+            return False
+        self._slots[slot] = (params.min_tokens, torch.tensor(sorted(banned)))
+        return True
+
+    def apply(self, logits: Tensor, rows: Rows) -> None:
+        """See Feature."""
+        if not self._slots:
+            return
+        for row, (slot, num_output) in enumerate(zip(rows.slots_host, rows.num_output_host, strict=True)):
+            entry = self._slots.get(slot)
+            if entry is not None and num_output < entry[0]:
+                logits[row, entry[1].to(logits.device)] = -torch.inf
+
+    def remove(self, slot: int) -> None:
+        """See Feature."""
+        self._slots.pop(slot, None)

@@ -1,0 +1,206 @@
+"""LLM: the synchronous Python API. Shaped as vLLM's, so that swapping engines is one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from decodex.admission import Prompt
+from decodex.config import EngineConfig
+from decodex.engine import Engine
+from decodex.errors import DecodexError, EngineError, RequestError
+from decodex.outputs import RequestOutput
+from decodex.params import SamplingParams
+from decodex.request import Request
+
+__all__ = ["LLM", "failed_output", "is_single_prompt", "one_params_each"]
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def is_single_prompt(prompts: Any) -> bool:
+    """Whether `prompts` is one prompt (text, token ids or a mapping) and not a list of prompts."""
+    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Sequence):
+        return True
+    return len(prompts) > 0 and all(hasattr(item, "__index__") for item in prompts)
+
+
+def one_params_each(params: Any, num_prompts: int) -> list[SamplingParams | None]:
+    """One parameter object for all prompts, or one each."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if not isinstance(params, Sequence) or isinstance(params, (str, bytes)):
+        raise RequestError("params", params, "SamplingParams, or a list with one for each prompt")
+    if len(params) != num_prompts:
+        raise RequestError(
+            "params", f"{len(params)} items", f"one, or one for each of the {num_prompts} prompts"
+        )
+    return list(params)
+
+
+def failed_output(request_id: str, prompt: Any, error: DecodexError) -> RequestOutput:
+    """The reply to a request that was refused while others of the same call went on."""
+    from decodex.outputs import RequestMetrics
+
+    text = prompt if isinstance(prompt, str) else None
+    return RequestOutput(request_id, text, [], [], True, RequestMetrics(arrival_time=0.0), error=error)
+
+
+class LLM:
+    """A loaded model with its engine. Not thread-safe: use `AsyncLLM` to serve.
+
+    Arguments are the fields of `EngineConfig`. Raises ModelError (a model that can't be loaded) or RequestError.
+    """
+
+    def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
+        self._start(Engine.load(EngineConfig(model=model, **options)))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> LLM:
+        """An LLM around an engine built by hand (a custom model, tokenizer or proposer)."""
+        llm = cls.__new__(cls)
+        llm._start(engine)
+        return llm
+
+    def _start(self, engine: Engine) -> None:
+        self.engine = engine
+        self.tokenizer = engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one prompt or a list of prompts (text or token ids), in order.
+
+        A single prompt that is refused raises its RequestError. In a list, the refused one gets an output with
+        `error` set and the others finish.
+        """
+        if is_single_prompt(prompts):
+            return self._run([prompts], one_params_each(params, 1), priority, use_tqdm, raise_refusal=True)
+        return self._run(list(prompts), one_params_each(params, len(prompts)), priority, use_tqdm, False)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them through the model's chat template.
+
+        A message is {"role": ..., "content": ...}. Raises RequestError for a model without a template.
+        """
+        single = len(messages) > 0 and isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if single else messages
+        prompts: list[Any] = []
+        for conversation in conversations:
+            try:
+                prompts.append(self.tokenizer.apply_chat_template(conversation, **template_options))
+            except RequestError as error:
+                if single:
+                    raise
+                prompts.append(error)
+        return self._run(prompts, one_params_each(params, len(prompts)), 0, use_tqdm, raise_refusal=single)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Answer one prompt, yielding the answer so far after every step that adds to it; the last one is finished.
+
+        Closing the iterator early aborts the request.
+        """
+        request = self.engine.admission.admit(prompt, params)
+        self.engine.add(request)
+        try:
+            while not request.is_finished:
+                if request in self._step():
+                    yield self.engine.output_of(request)
+        finally:
+            if not request.is_finished:
+                self.engine.abort(request.request_id)
+        if request.error is not None:
+            raise request.error
+
+    def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, **template_options: Any
+    ) -> Iterator[RequestOutput]:
+        """`stream` for a conversation."""
+        return self.stream(self.tokenizer.apply_chat_template(messages, **template_options), params)
+
+    def _step(self) -> list[Request]:
+        try:
+            return self.engine.step()
+        except Exception as error:
+            failure = (
+                error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
+            )
+            self.engine.fail_all(failure)
+            raise failure from error
+
+    def _run(
+        self,
+        prompts: list[Any],
+        params: list[SamplingParams | None],
+        priority: int,
+        use_tqdm: bool,
+        raise_refusal: bool,
+    ) -> list[RequestOutput]:
+        outputs: list[RequestOutput | None] = [None] * len(prompts)
+        places: dict[str, int] = {}
+        todo = iter(range(len(prompts)))
+        bar = tqdm(total=len(prompts), desc="requests", disable=not (use_tqdm and sys.stderr.isatty()))
+        num_tokens = 0
+        try:
+            exhausted = False
+            while not exhausted or places:
+                while not exhausted and self.engine.has_queue_room:
+                    place = next(todo, None)
+                    if place is None:
+                        exhausted = True
+                    else:
+                        outputs[place] = self._submit(
+                            prompts[place], params[place], priority, place, places, raise_refusal
+                        )
+                if not places:
+                    continue
+                for request in self._step():
+                    if request.is_finished and request.request_id in places:
+                        output = self.engine.output_of(request)
+                        outputs[places.pop(request.request_id)] = output
+                        num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+                        rate = num_tokens / max(1e-9, bar.format_dict["elapsed"])
+                        bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
+                        bar.update()
+        finally:
+            bar.close()
+            for request_id in places:  # an interrupt or a refusal: nothing stays behind
+                self.engine.abort(request_id)
+        return [output for output in outputs if output is not None]
+
+    def _submit(
+        self,
+        prompt: Any,
+        params: SamplingParams | None,
+        priority: int,
+        place: int,
+        places: dict[str, int],
+        raise_refusal: bool,
+    ) -> RequestOutput | None:
+        """Queue one prompt of a call; returns its reply at once if it is refused."""
+        try:
+            if isinstance(prompt, RequestError):
+                raise prompt
+            request = self.engine.admission.admit(prompt, params, priority=priority)
+            self.engine.add(request)
+        except RequestError as error:
+            if raise_refusal:
+                raise
+            return failed_output(f"refused-{place}", prompt, error)
+        places[request.request_id] = place
+        return None

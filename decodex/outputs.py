@@ -1,0 +1,59 @@
+"""What a request gives back. Plain data; the server and the Python API both read these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from decodex.errors import DecodexError
+
+__all__ = ["CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token's log-probability before any mask or temperature, its rank (1 = most likely) and its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass
+class RequestMetrics:
+    """Times are seconds since the epoch; tokens from the prefix cache are of the first admission."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One choice. `seed` with n = 1 reproduces it. `finish_reason` is stop, length, abort, error, or None (running)."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    cumulative_logprob: float | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A request's answer so far; `error` is set when it failed on its own while others went on."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics = field(repr=False)
+    replayable: bool = True
+    system_fingerprint: str = ""
+    error: DecodexError | None = None
