@@ -39,9 +39,9 @@ class Packing:
         bias = None if biases is None else torch.cat(biases).to(self.device)
         return pack_linear(weight, bias, "int8" if self.is_int8 else "auto")
 
-    def head(self, weight: Tensor) -> PackedLinear:
+    def head(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         """The output layer [V, H]; stays in 16 or 32 bits under int8 since a tied one is the embedding too."""
-        return pack_linear(self.place(weight))
+        return pack_linear(self.place(weight), bias)
 
     def place(self, weight: Tensor) -> Tensor:
         """On the device, in the dtype that is held."""
