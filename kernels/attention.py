@@ -80,7 +80,7 @@ def paged_attention(
     sinks: [Hq] fp32, one more score per head whose value is zero; out: contiguous result. A row without keys gets
     zeros. Raises ValueError for other shapes, dtypes or layouts."""
     num_rows, num_q_heads, k_dim = q.shape
-    num_slots, num_kv_heads, cache_k_dim = k_cache.shape
+    _, num_kv_heads, cache_k_dim = k_cache.shape
     v_dim = v_cache.shape[2]
     if (
         cache_k_dim != k_dim

@@ -63,14 +63,14 @@ def sample_rows(
     library = cpu_library() if logits.device.type == "cpu" else None
     if library is None:
         return reference.sample_rows(logits, *parameters)
-    parameters = tuple(tensor.contiguous() for tensor in parameters)
+    held = [tensor.contiguous() for tensor in parameters]  # alive until the call is over
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     status = library.sample_rows(
         logits.data_ptr(),
         logits.stride(0),
         num_rows,
         vocab_size,
-        *[tensor.data_ptr() for tensor in parameters],
+        *[tensor.data_ptr() for tensor in held],
         token_ids.data_ptr(),
         torch.get_num_threads(),
     )

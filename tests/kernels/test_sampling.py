@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from decodex.kernels import backend
 from decodex.kernels.reference import rng as reference_rng
 from decodex.kernels.sampling import sample_rows, top_logprobs
@@ -154,7 +155,8 @@ def test_batch_mates_and_strides_change_nothing(body):
         together = sample_rows(logits, *rows)
         alone = torch.cat([sample_rows(logits[i : i + 1], *[p[i : i + 1] for p in rows]) for i in range(32)])
         backwards = sample_rows(logits.flip(0), *[p.flip(0) for p in rows]).flip(0)
-    assert torch.equal(together, alone) and torch.equal(together, backwards)
+    assert torch.equal(together, alone)
+    assert torch.equal(together, backwards)
 
 
 @both_bodies
@@ -190,7 +192,8 @@ def test_top_logprobs(body):
         every = top_logprobs(logits, 700)
     exact = torch.log_softmax(logits.double(), 1)
     order = torch.tensor([sorted(range(700), key=lambda i: (-row[i].item(), i)) for row in logits])
-    assert torch.equal(result.ids[:, :6], order[:, :6]) and torch.equal(every.ids, order)
+    assert torch.equal(result.ids[:, :6], order[:, :6])
+    assert torch.equal(every.ids, order)
     assert torch.equal(result.ids[:, 6], chosen)
     torch.testing.assert_close(result.values.double(), exact.gather(1, result.ids), atol=2e-6, rtol=1e-6)
     assert result.ranks.tolist() == [order[i].tolist().index(chosen[i]) + 1 for i in range(9)]
