@@ -37,7 +37,7 @@ def load_transformers_model(files: ModelFiles, packing: Packing) -> Transformers
     network = build_transformers_model(files, packing, IMPLEMENTATION)
     try:
         model = TransformersModel(files, network, packing, digest)
-        model.replayable = is_row_invariant(model)
+        model.replayable = is_row_invariant(model, packing.device)
     except ModelError as error:
         raise ModelError(f"{files.architecture} can't run here: {error}") from error
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:

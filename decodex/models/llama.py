@@ -66,9 +66,7 @@ class _Layer:
 
 
 class LlamaModel:
-    """A `CausalLM`. Row-invariant because each kernel is; not to be used from two threads at once."""
-
-    replayable = True
+    """A `CausalLM`. Row-invariant on a CPU because each kernel is; not to be used from two threads at once."""
 
     def __init__(self, name: str, config: LlamaConfig, weights: WeightReader, packing: Packing) -> None:
         """Pack the weights tensor by tensor; ModelError names a missing, misshapen or unknown one."""
@@ -78,6 +76,7 @@ class LlamaModel:
         self.num_layers, self.max_position = config.num_layers, config.max_position
         self.kv_spec = [LayerKV(config.num_kv_heads, config.head_dim, config.head_dim)] * config.num_layers
         self._device = packing.device
+        self.replayable = packing.device.type == "cpu"  # products of other devices depend on the number of rows
         self._scale = config.head_dim**-0.5
         reader = _Tensors(weights, config, packing)
         self._layers = [reader.layer(index) for index in range(config.num_layers)]

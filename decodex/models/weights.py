@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
@@ -18,6 +19,7 @@ from decodex.errors import ModelError
 
 __all__ = ["WeightReader"]
 
+_MAX_UNHASHED = 4
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -43,6 +45,7 @@ class WeightReader:
             self._read_header(shard)
         self._taken: set[str] = set()
         self._hashes: dict[str, Future[str]] = {}
+        self._unhashed: deque[Future[str]] = deque()  # few at a time: each holds its tensor in memory
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="weights-digest")
 
     def __contains__(self, name: str) -> bool:
@@ -72,6 +75,9 @@ class WeightReader:
             if file.readinto(memoryview(raw.numpy().data)) != raw.numel():
                 raise ModelError(f"{shard}: truncated, tensor {name!r} ends beyond the file")
         self._hashes[name] = self._pool.submit(_sha256, raw)
+        self._unhashed.append(self._hashes[name])
+        if len(self._unhashed) > _MAX_UNHASHED:
+            self._unhashed.popleft().result()
         return raw.view(_DTYPES[entry["dtype"]]).view(found)
 
     def digest(self) -> str:

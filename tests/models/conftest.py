@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
+
+from decodex.errors import ModelError
+from decodex.kernels import backend
+from decodex.models.interface import CausalLM
+from decodex.models.loader import load_model
+from decodex.models.source import ModelFiles, resolve_model
+
+transformers.utils.logging.disable_progress_bar()
 
 VOCAB = 96
 COMMON = {
@@ -63,7 +73,10 @@ GENERIC: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {}),
     "olmo2": ("Olmo2Config", {}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
-    "gpt_oss": ("GptOssConfig", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}),
+    "gpt_oss": (
+        "GptOssConfig",
+        {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
+    ),
     "deepseek_v3": (
         "DeepseekV3Config",
         {
@@ -99,11 +112,80 @@ def make_model(folder: Path, name: str, dtype: torch.dtype = torch.float32, seed
     return folder
 
 
-def reference(folder: Path, token_ids: list[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def reference_forward(folder: Path, token_ids: list[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
     """transformers' own fp32 forward with eager attention: logits [T, V], hidden states [T, H] by layer."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    auto = transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         out = model(torch.tensor([token_ids]), output_hidden_states=True, use_cache=False)
     return out.logits[0], tuple(state[0] for state in out.hidden_states)
+
+
+class TinyModels:
+    """Makes, loads and remembers tiny models for a test session."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._loaded: dict[tuple[str, str, bool], CausalLM] = {}
+        self._references: dict[str, tuple[Tensor, tuple[Tensor, ...]]] = {}
+        self.token_ids = torch.randint(3, VOCAB, (23,), generator=torch.Generator().manual_seed(1)).tolist()
+
+    def folder(self, name: str) -> Path:
+        """The model `name` on disk; not to be changed by a test."""
+        folder = self._root / name
+        return folder if folder.exists() else make_model(folder, name)
+
+    def load(self, name: str, body: backend.Backend, force_generic: bool = False) -> CausalLM:
+        """The model packed for the native or the reference bodies; run it under the same `set_backend`."""
+        key = (name, body, force_generic)
+        if key not in self._loaded:
+            with backend.set_backend(body):
+                self._loaded[key] = load_model(resolve_model(str(self.folder(name))), force_generic=force_generic)
+        return self._loaded[key]
+
+    def reference(self, name: str) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """transformers' logits and hidden states for `token_ids`."""
+        if name not in self._references:
+            self._references[name] = reference_forward(self.folder(name), self.token_ids)
+        return self._references[name]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+    return TinyModels(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session", params=sorted(LEAN))
+def lean_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session", params=sorted(GENERIC))
+def generic_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session", params=sorted({**LEAN, **GENERIC}))
+def any_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["native", "reference"])
+def body(request: pytest.FixtureRequest) -> backend.Backend:
+    if request.param == "native" and backend.cpu_library() is None:
+        pytest.skip("no compiled CPU library here")
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def fresh_folder(tmp_path: Path) -> Callable[[str], Path]:
+    """A tiny model of its own for a test that damages it."""
+    return lambda name: make_model(tmp_path / name, name)
+
+
+@pytest.fixture(scope="session")
+def demo_files() -> ModelFiles:
+    try:
+        return resolve_model("smollm2-135m")
+    except ModelError as error:
+        pytest.skip(f"the demo model can't be had: {error}")
