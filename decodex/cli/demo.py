@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -83,7 +84,7 @@ def answer_all(llm: LLM) -> list[int]:
     for question, output in zip(QUESTIONS, outputs, strict=True):
         if output.error is not None:
             raise output.error
-        print(f"   > {question}\n     {' '.join(output.outputs[0].text.split())[:88]} ...")
+        print(f"   > {question}\n     {textwrap.shorten(output.outputs[0].text, 92, placeholder=' ...')}")
     total = sum(len(output.outputs[0].token_ids) for output in outputs)
     print(f"   {total} tokens in {seconds:.2f} s: {total / seconds:.0f} tokens/s")
     return outputs[0].outputs[0].token_ids
