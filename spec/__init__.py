@@ -1,4 +1,4 @@
-"""The speculation room: proposers, draft trees, verifiers, draft control and head training.
+"""The speculation room: drafts and trees, proposers, verifiers, draft control and head training.
 
-Imports kernels only. Empty so far: the engine decodes without drafts (K = 0) until this room is furnished.
+Imports kernels only. So far: the draft, the proposer protocol and the coupled walk. No proposer is built in yet.
 """
