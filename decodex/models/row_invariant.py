@@ -20,7 +20,7 @@ from decodex.kernels.reference.linear import linear_rows
 
 __all__ = ["PackedWeights", "RowInvariant"]
 
-_GRAIN = 32768  # elements up to which torch never splits an elementwise call between threads
+_GRAIN = 16384  # elements up to which torch never splits an elementwise call between threads (gelu has the least)
 _LANES = 64  # elements of two vectors on the widest CPU: below this granule there is a scalar tail
 
 _F = torch.nn.functional
