@@ -62,8 +62,11 @@ def build_folder(target: Path, num_bytes: int, fill: Callable[[Path], None]) -> 
         with FileLock(str(target) + ".lock"):
             if target.is_dir():
                 return target
+            prefix = f".partial-{target.name}-"
+            for leftover in target.parent.glob(prefix + "*"):  # of a start that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
             require_free_bytes(target.parent, num_bytes)
-            work = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+            work = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
             try:
                 fill(work)
                 work.rename(target)

@@ -17,6 +17,7 @@ from decodex.models.gguf import convert_gguf
 
 __all__ = ["ModelFiles", "read_json", "resolve_model"]
 
+_HUB_DUPLICATES = ["*/*.safetensors", "consolidated*"]  # the same weights in other layouts
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken"]
 
 
@@ -128,7 +129,11 @@ def _from_hub(name: str, path: Path) -> ModelFiles:
         if gguf:
             file = Path(hf_hub_download(repo, gguf, local_files_only=offline))
             return _read_folder(name, convert_gguf(file))
-        folder = Path(snapshot_download(repo, allow_patterns=_HUB_PATTERNS, local_files_only=offline))
+        folder = Path(
+            snapshot_download(
+                repo, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_DUPLICATES, local_files_only=offline
+            )
+        )
     except ModelError:
         raise
     except Exception as error:  # the client raises many kinds: no network, no such repository, gated, disk

@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,12 +163,22 @@ def test_disk_that_fills_up_during_the_work(own_cache: Path, number: int) -> Non
     assert [p.name for p in (own_cache / "a").iterdir()] == ["b.lock"]
 
 
-def test_folder_is_built_once(own_cache: Path) -> None:
+def test_folder_is_built_once_by_concurrent_starts(own_cache: Path) -> None:
+    (own_cache / "a" / ".partial-b-old").mkdir(parents=True)  # of a start that was killed
     built: list[Path] = []
-    for _ in range(2):
-        folder = build_folder(own_cache / "a" / "b", 1, built.append)
-    assert folder.is_dir()
+
+    def fill(folder: Path) -> None:
+        time.sleep(0.05)
+        (folder / "file").write_text("whole")
+        built.append(folder)
+
+    def start(_: int) -> str:
+        return (build_folder(own_cache / "a" / "b", 1, fill) / "file").read_text()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(start, range(4))) == ["whole"] * 4
     assert len(built) == 1
+    assert sorted(p.name for p in (own_cache / "a").iterdir()) == ["b", "b.lock"]
 
 
 @pytest.mark.parametrize(("dtype", "per_weight"), [("auto", 4), ("bfloat16", 2), ("float16", 2)])
