@@ -12,10 +12,10 @@ setup(
             depends=sorted(glob("kernels/cpu/*.inc") + glob("kernels/cpu/*.h") + glob("kernels/cpu/*.def")),
             language="c++",
             extra_compile_args=[
-                *("-O3", "-g0", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden"),
-                *("-Wno-unknown-pragmas", "-Wno-psabi", "-Wno-maybe-uninitialized"),
+                *("-O3", "-g0", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden"),
+                *("-Wno-psabi", "-Wno-maybe-uninitialized"),
             ],
-            extra_link_args=["-fopenmp"],
+            extra_link_args=["-pthread"],
             py_limited_api=True,
             optional=True,  # no compiler: the reference bodies and oneDNN do the work
         )

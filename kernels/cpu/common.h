@@ -8,10 +8,9 @@
 // Rules: standard headers only here (never inside .inc: they would be compiled for the wrong CPU); no std templates
 // in hot code; the library is built with -ffp-contract=off, so a fused multiply-add is written fma(a, b, c) and
 // everything else rounds each step; a row's arithmetic never depends on how many rows there are or on num_threads.
-// Parallel regions take num_threads from the caller and an if(...) clause for tiny work.
+// Parallel work goes through parallel_for (pool.h) or for_rows (simd.h), with num_threads from the caller.
 #pragma once
 #include <math.h>
-#include <omp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -19,6 +18,8 @@
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
+
+#include "pool.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

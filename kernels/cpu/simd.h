@@ -96,9 +96,11 @@ DX_INLINE vf vexp(vf x) {
   return select(low, vf{}, p * scale);
 }
 
-// This thread's share [begin, end) of n items, as equal as possible, contiguous.
-DX_INLINE void share(int64_t n, int64_t &begin, int64_t &end) {
-  const int64_t t = omp_get_thread_num(), num = omp_get_num_threads();
-  begin = n * t / num;
-  end = n * (t + 1) / num;
+// Cheap work on T rows of `width` floats each, cut into items of at least 8192 floats: one item stays with the caller.
+template <typename F> DX_INLINE void for_rows(int64_t T, int64_t width, int num_threads, const F &row) {
+  const int64_t grain = 8192 / (width > 0 ? width : 1) + 1;
+  parallel_for((T + grain - 1) / grain, num_threads, [&](int64_t item, int) {
+    const int64_t end = (item + 1) * grain < T ? (item + 1) * grain : T;
+    for (int64_t t = item * grain; t < end; ++t) row(t);
+  });
 }
