@@ -13,6 +13,7 @@ the paired ratio.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -53,6 +54,7 @@ class Worker:
     process: subprocess.Popen[str]
     ready_after: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
+    failure: str = ""  # why it is not asked any more
 
     @property
     def name(self) -> str:
@@ -62,28 +64,39 @@ class Worker:
         """Send one request and wait for its reply; raises RuntimeError with the engine's own words."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        os.killpg(self.process.pid, signal.SIGCONT)
+        self.signal(signal.SIGCONT)
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
         finally:
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGSTOP)
+            self.signal(signal.SIGSTOP)
         reply: dict[str, Any] = json.loads(line) if line else {"ok": False, "error": "the process ended"}
         if not reply["ok"]:
-            raise RuntimeError(f"{self.name}: {reply['error']}")
+            raise RuntimeError(without_places(f"{self.name}: {reply['error']}"))
         return reply
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and the processes it started, if any is left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
     def stop(self) -> None:
         """End the process and the processes it started."""
-        os.killpg(self.process.pid, signal.SIGTERM)
-        os.killpg(self.process.pid, signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)
         try:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
             self.process.wait()
+
+
+def without_places(text: str) -> str:
+    """A message without the folders of this machine."""
+    return text.replace(str(ROOT), ".").replace(str(pathlib.Path.home()), "~")
 
 
 def start_worker(engine: str, variant: str, model: pathlib.Path, peers: pathlib.Path) -> Worker:
@@ -182,30 +195,43 @@ class Measurements:
         return statistics.median(a / b for a, b in pairs if a is not None and b is not None)
 
 
+def speed_of(worker: Worker, case: Case, prompts: list[list[int]], max_tokens: int) -> float | None:
+    """Tokens/s of one run of a case; None from a peer that failed, then or before (ours failing ends the run)."""
+    if worker.failure or (worker.engine == "llamacpp" and case.batch > 1):
+        return None
+    try:
+        reply = worker.ask(
+            op="run", prompts=prompts[: case.batch], sampling=SAMPLINGS[case.sampling], max_tokens=max_tokens
+        )
+    except RuntimeError as error:
+        if worker.engine == "decodex":
+            raise
+        worker.failure = str(error)
+        print(worker.failure, file=sys.stderr)
+        return None
+    expected = case.batch * max_tokens
+    assert reply["tokens"] == expected, f"{worker.name}: {reply['tokens']} tokens, expected {expected}"
+    return float(reply["tokens"] / reply["seconds"])
+
+
 def measure(
     workers: list[Worker], cases: list[Case], prompts: list[list[int]], options: argparse.Namespace
 ) -> Measurements:
     """Warm every worker up, then run the rounds."""
     for worker, case in itertools.product(workers, cases):
-        request = {"prompts": prompts[: case.batch], "sampling": SAMPLINGS[case.sampling]}
-        worker.ask(op="run", max_tokens=options.warm_up_tokens, **request)
+        speed_of(worker, case, prompts, options.warm_up_tokens)
     result = Measurements()
     for number in range(options.rounds):
         for case in cases:
             order = workers[number % len(workers) :] + workers[: number % len(workers)]
-            slow = [w for w in order if number > 0 and result.is_slow(case, w, workers)]
+            slow = {w.name for w in order if result.is_slow(case, w, workers)}
             for worker in order:
-                if worker in slow or (worker.engine == "llamacpp" and case.batch > 1):
-                    result.add(case, worker, None)
-                    continue
                 time.sleep(options.pause)
-                request = {"prompts": prompts[: case.batch], "sampling": SAMPLINGS[case.sampling]}
-                reply = worker.ask(op="run", max_tokens=options.max_tokens, **request)
-                expected = case.batch * options.max_tokens
-                assert reply["tokens"] == expected, f"{worker.name}: {reply['tokens']} tokens, expected {expected}"
-                speed = reply["tokens"] / reply["seconds"]
+                is_run = worker.name not in slow
+                speed = speed_of(worker, case, prompts, options.max_tokens) if is_run else None
                 result.add(case, worker, speed)
-                print(f"round {number} {case.name:>10} {worker.name:<24} {speed:8.1f} tokens/s", flush=True)
+                if speed is not None:
+                    print(f"round {number} {case.name:>10} {worker.name:<24} {speed:8.1f} tokens/s", flush=True)
     return result
 
 
@@ -223,6 +249,7 @@ def report(workers: list[Worker], cases: list[Case], result: Measurements, absen
     return {
         "ratios": ratios,
         "absent": absent,
+        "failed": {worker.name: worker.failure for worker in workers if worker.failure},
         "tokens_per_second": {
             case.name: {worker.name: round(result.median(case, worker), 1) for worker in workers} for case in cases
         },
@@ -265,7 +292,7 @@ def start_workers(options: argparse.Namespace) -> tuple[list[Worker], dict[str, 
                 workers.append(start_worker(engine, variant, path, options.peers))
                 print(f"{workers[-1].name}: ready after {workers[-1].ready_after:.1f} s")
             except RuntimeError as error:
-                absent[f"{engine}/{variant}"] = str(error).replace(str(ROOT), ".")
+                absent[f"{engine}/{variant}"] = without_places(str(error))
                 print(f"{engine}/{variant}: {error}", file=sys.stderr)
                 if engine == "decodex":
                     raise
