@@ -67,31 +67,27 @@ class PackedLinear:
         """x [M,K] fp32 (any row stride) -> [M,N] fp32: `out` if given; `add_to` [M,N] has it added and is returned.
 
         Raises ValueError for a wrong shape, dtype or layout, or when both `out` and `add_to` are given."""
-        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype is not torch.float32:
+        shape = x.shape
+        if len(shape) != 2 or shape[1] != self.in_features or x.dtype is not torch.float32:
             raise ValueError(f"x: expected float32 [M, {self.in_features}], got {describe(x)}")
-        target = out if add_to is None else add_to
-        if target is None:
-            target = x.new_empty(x.shape[0], self.out_features)
+        num_rows, width = shape[0], self.out_features
+        if add_to is not None:
+            if out is not None:
+                raise ValueError("out, add_to: expected at most one of them, got both")
+            out, stride = add_to, check_out(add_to, x, num_rows, width, "add_to")
+        elif out is not None:
+            stride = check_out(out, x, num_rows, width)
         else:
-            self._check_target(x, out, add_to)
-        if x.shape[0]:
-            self._forward(x, target, add_to is not None)
-        return target
+            out, stride = x.new_empty(num_rows, width), width
+        if num_rows:
+            self._forward(x, num_rows, out, stride, add_to is not None)
+        return out
 
     def rows(self, ids: Tensor) -> Tensor:
         """The weight's rows ids [T] int64, as [T,K] fp32 (embedding look-up). ValueError for an id outside 0..N-1."""
         if ids.dim() != 1 or ids.dtype is not torch.int64:
             raise ValueError(f"ids: expected int64 [T], got {describe(ids)}")
         return self._rows(ids.contiguous())
-
-    def _check_target(self, x: Tensor, out: Tensor | None, add_to: Tensor | None) -> None:
-        if out is not None and add_to is not None:
-            raise ValueError("out, add_to: expected at most one of them, got both")
-        name, target = ("out", out) if add_to is None else ("add_to", add_to)
-        assert target is not None
-        check_out(target, x.shape[0], self.out_features, name)
-        if target.device != x.device:
-            raise ValueError(f"{name}: expected a tensor on {x.device}, got {describe(target)}")
 
     def _bad_ids(self, ids: Tensor) -> ValueError:
         return ValueError(f"ids: expected values in 0..{self.out_features - 1}, got {ids.min()}..{ids.max()}")
@@ -102,7 +98,7 @@ class PackedLinear:
     def _weight_nbytes(self) -> int:
         raise NotImplementedError
 
-    def _forward(self, x: Tensor, target: Tensor, accumulate: bool) -> None:
+    def _forward(self, x: Tensor, num_rows: int, target: Tensor, stride: int, accumulate: bool) -> None:
         raise NotImplementedError
 
     def _rows(self, ids: Tensor) -> Tensor:
@@ -133,15 +129,17 @@ class _NativeLinear(PackedLinear):
     def _weight_nbytes(self) -> int:
         return self._packed.numel()
 
-    def _forward(self, x: Tensor, target: Tensor, accumulate: bool) -> None:
+    def _forward(self, x: Tensor, num_rows: int, target: Tensor, stride: int, accumulate: bool) -> None:
         if not x.is_cpu:
             raise ValueError(f"x: expected a CPU tensor, got {describe(x)}")
-        if x.stride(1) != 1:
+        row_stride, column_stride = x.stride()
+        if column_stride != 1:
             x = x.contiguous()
+            row_stride = self.in_features
         status = self._library.linear_forward(
             x.data_ptr(),
-            x.stride(0),
-            x.shape[0],
+            row_stride,
+            num_rows,
             self.out_features,
             self.in_features,
             self._code,
@@ -149,7 +147,7 @@ class _NativeLinear(PackedLinear):
             self._scale_ptr,
             self._bias_ptr,
             target.data_ptr(),
-            target.stride(0),
+            stride,
             accumulate,
             torch.get_num_threads(),
         )
@@ -179,7 +177,7 @@ class _TorchLinear(PackedLinear):
         count = self.in_features * self.out_features
         return count * 4 + (0 if self._wide is self._weight else count * self._weight.element_size())
 
-    def _forward(self, x: Tensor, target: Tensor, accumulate: bool) -> None:
+    def _forward(self, x: Tensor, num_rows: int, target: Tensor, stride: int, accumulate: bool) -> None:
         if self._is_onednn:
             result = reference.linear_onednn(x, self._wide, self._bias)
         elif x.is_cpu:

@@ -26,39 +26,42 @@ def rope_and_store_(
     v_cache [num_slots,Hkv,Dv] fp32 contiguous; q_norm, k_norm [D]: RMS norm of each head before the rotation.
     Slots of one call are distinct. Raises ValueError for wrong shapes, dtypes, positions or slots (nothing is written).
     """
-    if k_cache.dim() != 3 or v_cache.dim() != 3 or v_cache.shape[:2] != k_cache.shape[:2]:
+    k_shape, v_shape = k_cache.shape, v_cache.shape
+    if len(k_shape) != 3 or len(v_shape) != 3 or v_shape[:2] != k_shape[:2]:
         raise ValueError(
             f"k_cache, v_cache: expected [num_slots, Hkv, D] and [num_slots, Hkv, Dv], "
             f"got {describe(k_cache)} and {describe(v_cache)}"
         )
-    num_slots, num_kv_heads, k_dim = k_cache.shape
-    v_dim = v_cache.shape[2]
-    q_width = qkv.shape[-1] - num_kv_heads * (k_dim + v_dim)
-    if qkv.dim() != 2 or qkv.dtype is not torch.float32 or q_width < 0 or q_width % k_dim or qkv.stride(1) != 1:
+    num_slots, num_kv_heads, k_dim = k_shape
+    v_dim = v_shape[2]
+    shape, strides = qkv.shape, qkv.stride()
+    q_width = shape[-1] - num_kv_heads * (k_dim + v_dim)
+    if len(shape) != 2 or qkv.dtype is not torch.float32 or q_width < 0 or q_width % k_dim or strides[1] != 1:
         raise ValueError(
             f"qkv: expected float32 [T, Hq*{k_dim} + {num_kv_heads}*{k_dim} + {num_kv_heads}*{v_dim}] "
             f"with contiguous columns, got {describe(qkv)}"
         )
-    num_rows = qkv.shape[0]
+    num_rows = shape[0]
     _check_index(positions, num_rows, torch.int32, "positions")
     _check_index(slot_mapping, num_rows, torch.int64, "slot_mapping")
     num_positions, rotary_dim = cos_sin.shape
     if rotary_dim > k_dim or rotary_dim % 2:
         raise ValueError(f"cos_sin: expected [P, R] with even R <= {k_dim}, got {describe(cos_sin)}")
-    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if norm is not None and (norm.shape != (k_dim,) or norm.dtype is not torch.float32):
-            raise ValueError(f"{name}: expected float32 [{k_dim}], got {describe(norm)}")
+    if q_norm is not None:
+        _check_norm(q_norm, k_dim, "q_norm")
+    if k_norm is not None:
+        _check_norm(k_norm, k_dim, "k_norm")
     library = backend.library
     if library is None or not qkv.is_cpu:
         _check_ranges(positions, slot_mapping, num_positions, num_slots)
         reference.rope_and_store_(qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, q_norm, k_norm, eps)
         return
     for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache), ("cos_sin", cos_sin)):
-        if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
-            raise ValueError(f"{name}: expected contiguous float32, got {describe(tensor)}")
+        if tensor.dtype is not torch.float32 or not tensor.is_contiguous() or not tensor.is_cpu:
+            raise ValueError(f"{name}: expected contiguous float32 on cpu, got {describe(tensor)}")
     status = library.rope_and_store(
         qkv.data_ptr(),
-        qkv.stride(0),
+        strides[0],
         num_rows,
         positions.data_ptr(),
         cos_sin.data_ptr(),
@@ -81,8 +84,13 @@ def rope_and_store_(
         _check_ranges(positions, slot_mapping, num_positions, num_slots)
 
 
+def _check_norm(weight: Tensor, k_dim: int, name: str) -> None:
+    if weight.shape != (k_dim,) or weight.dtype is not torch.float32 or not weight.is_contiguous():
+        raise ValueError(f"{name}: expected contiguous float32 [{k_dim}], got {describe(weight)}")
+
+
 def _check_index(index: Tensor, num_rows: int, dtype: torch.dtype, name: str) -> None:
-    if index.dim() != 1 or index.shape[0] != num_rows or index.dtype is not dtype or not index.is_contiguous():
+    if index.shape != (num_rows,) or index.dtype is not dtype or not index.is_contiguous():
         raise ValueError(
             f"{name}: expected contiguous {str(dtype).removeprefix('torch.')} [{num_rows}], got {describe(index)}"
         )

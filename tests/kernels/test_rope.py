@@ -108,7 +108,7 @@ def test_wrong_arguments_say_what_was_expected_and_write_nothing(body):
         ({"slot_mapping": torch.tensor([0, 6])}, r"slot_mapping: expected values below 6, got 6"),
         ({"cos_sin": torch.ones(10, 9)}, r"cos_sin: expected \[P, R\] with even R <= 8"),
         ({"v_cache": torch.zeros(6, 3, 8)}, r"k_cache, v_cache: expected"),
-        ({"q_norm": torch.ones(9)}, r"q_norm: expected float32 \[8\], got float32 \[9\]"),
+        ({"q_norm": torch.ones(9)}, r"q_norm: expected contiguous float32 \[8\], got float32 \[9\]"),
     ]
     for change, text in cases:
         with pytest.raises(ValueError, match=text):
