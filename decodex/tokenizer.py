@@ -116,9 +116,7 @@ class Tokenizer:
             values.update(messages=chat, tools=_plain(tools), add_generation_prompt=add_generation_prompt)
             return self._compiled[source].render(**values)
         except jinja2.TemplateSyntaxError as error:
-            raise ModelError(
-                f"the model's chat template is broken, line {error.lineno}: {error.message}"
-            ) from error
+            raise ModelError(f"the model's chat template is broken, line {error.lineno}: {error.message}") from error
         except (jinja2.TemplateError, TypeError, KeyError, ValueError, OverflowError) as error:
             hint = f"the model's chat template says: {error}"
             raise RequestError("messages", chat, "messages that the chat template accepts", hint) from error
@@ -126,9 +124,7 @@ class Tokenizer:
     def _pick_template(self, with_tools: bool) -> str:
         if not self._templates:
             hint = "use generate() with a prompt of your own"
-            raise RequestError(
-                "messages", "a conversation", "a model with a chat template (this one has none)", hint
-            )
+            raise RequestError("messages", "a conversation", "a model with a chat template (this one has none)", hint)
         if with_tools and "tool_use" in self._templates:
             return self._templates["tool_use"]
         return self._templates.get("default") or next(iter(self._templates.values()))
@@ -244,9 +240,7 @@ def _environment() -> jinja2.Environment:
         sort_keys: bool = False,
     ) -> str:
         # jinja's own filter escapes HTML characters, which a model must not see
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]

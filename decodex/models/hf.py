@@ -150,9 +150,7 @@ def _windows(config: Any, calls: list[AttentionCall]) -> tuple[int, ...]:
     if unknown:
         raise ModelError(f"layers of type {unknown[0]!r} are not supported")
     configured = int(getattr(config, "sliding_window", None) or 0)
-    return tuple(
-        (call.window or configured) if kind == "sliding_attention" else 0 for kind, call in zip(kinds, calls)
-    )
+    return tuple((call.window or configured) if kind == "sliding_attention" else 0 for kind, call in zip(kinds, calls))
 
 
 def _nbytes(tensor: Tensor) -> int:

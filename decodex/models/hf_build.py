@@ -80,16 +80,18 @@ def pack_modules(network: Any, packed: PackedWeights, head: nn.Module, packing: 
     if not isinstance(head_weight, nn.Parameter):
         raise ModelError("the model has no output layer with a weight")
     packed.adopt(head_weight, getattr(head, "bias", None), packing.head(head_weight.data, getattr(head, "bias", None)))
-    tables = [module.weight for module in network.modules() if isinstance(module, nn.Embedding)]
+    for module in network.modules():
+        table = module.weight if isinstance(module, nn.Embedding) else None
+        if isinstance(table, nn.Parameter) and packed.find(table) is None:
+            packed.adopt_table(table)
     for name, module in list(network.named_modules()):
         if isinstance(module, Conv1D):
             module = _as_linear(network, name, module)
         if isinstance(module, nn.Linear) and isinstance(module.weight, nn.Parameter) and not packed.find(module.weight):
             bias = None if module.bias is None else [module.bias.data]
             packed.adopt(module.weight, module.bias, packing.linear([module.weight.data], bias))
-    kept = {id(table) for table in tables}
     for parameter in network.parameters():
-        if id(parameter) not in kept and packed.find(parameter) is None and parameter.is_floating_point():
+        if parameter.is_floating_point():
             parameter.data = parameter.data.float()
     for buffer in network.buffers():
         if buffer.is_floating_point():

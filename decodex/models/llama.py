@@ -173,9 +173,7 @@ class _Tensors:
             k_norm=self._vector(f"{attn}k_norm.weight", c.head_dim) if c.has_qk_norm else None,
             out=self._linear([f"{attn}o_proj"], [c.hidden_size], q_dim, c.has_o_bias),
             post_norm=self._vector(f"{prefix}post_attention_layernorm.weight", c.hidden_size),
-            gate_up=self._linear(
-                [f"{mlp}gate_proj", f"{mlp}up_proj"], [inner, inner], c.hidden_size, c.has_mlp_bias
-            ),
+            gate_up=self._linear([f"{mlp}gate_proj", f"{mlp}up_proj"], [inner, inner], c.hidden_size, c.has_mlp_bias),
             down=self._linear([f"{mlp}down_proj"], [c.hidden_size], inner, c.has_mlp_bias),
             window=c.windows[index],
         )

@@ -43,11 +43,26 @@ class PackedWeights:
     def __init__(self, pack: Callable[[Tensor, Tensor | None], PackedLinear]) -> None:
         self._pack = pack
         self._packed: dict[int, tuple[nn.Parameter, PackedLinear, bool]] = {}  # id -> kept alive, packed, has bias
+        self._tables: dict[int, tuple[nn.Parameter, Tensor]] = {}  # id -> kept alive, embedding [N, K] as stored
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all packed weights."""
-        return sum(packed.nbytes for _, packed, _ in self._packed.values())
+        """Bytes of all packed weights and embeddings."""
+        tables = sum(table.numel() * table.element_size() for _, table in self._tables.values())
+        return tables + sum(packed.nbytes for _, packed, _ in self._packed.values())
+
+    def rows(self, ids: Tensor, weight: Tensor) -> Tensor:
+        """ids [...] int64 -> rows of an embedding, [..., K] fp32."""
+        packed = self.find(weight)
+        if packed is not None:
+            return packed.rows(ids.reshape(-1)).view(*ids.shape, packed.in_features)
+        table = self._tables[id(weight)][1] if id(weight) in self._tables else weight
+        return _F.embedding(ids, table).float()
+
+    def adopt_table(self, weight: nn.Parameter) -> None:
+        """Keep an embedding in its stored dtype behind a parameter that says fp32 (code scales by its dtype)."""
+        self._tables[id(weight)] = (weight, weight.data)
+        empty_parameter(weight)
 
     def find(self, weight: Tensor) -> PackedLinear | None:
         """The packed form of a parameter (not of a view of it)."""
@@ -90,7 +105,7 @@ class RowInvariant(TorchFunctionMode):
         if func is _F.linear:
             return self._weights.linear(*args, **named)
         if func is _F.embedding:
-            return _embedding(self._weights, *args, **named)
+            return self._weights.rows(args[0], args[1] if len(args) > 1 else named["weight"])
         if func in _ELEMENTWISE and args and isinstance(args[0], Tensor):
             return _by_rows(func, args, named)
         return func(*args, **named)
@@ -99,13 +114,6 @@ class RowInvariant(TorchFunctionMode):
 def empty_parameter(parameter: nn.Parameter) -> None:
     """Free a parameter's memory but keep its shape; fp32, the dtype that modeling code should compute in."""
     parameter.data = torch.zeros(1, device=parameter.device).expand(parameter.shape)
-
-
-def _embedding(weights: PackedWeights, ids: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    packed = weights.find(weight)
-    if packed is not None:
-        return packed.rows(ids.reshape(-1)).view(*ids.shape, packed.in_features)
-    return _F.embedding(ids, weight).float()
 
 
 def _by_rows(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

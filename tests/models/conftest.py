@@ -130,6 +130,9 @@ class TinyModels:
         self._references: dict[str, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self.token_ids = torch.randint(3, VOCAB, (23,), generator=torch.Generator().manual_seed(1)).tolist()
 
+    make = staticmethod(make_model)
+    forward = staticmethod(reference_forward)
+
     def folder(self, name: str) -> Path:
         """The model `name` on disk; not to be changed by a test."""
         folder = self._root / name

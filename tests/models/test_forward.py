@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from decodex.kernels.attention import RowContexts
 from decodex.kv_cache import KVCache
 from decodex.models.interface import CausalLM, ForwardBatch
 from decodex.models.invariance import flat_batch
+from decodex.models.loader import load_model
+from decodex.models.source import resolve_model
 
 CPU = torch.device("cpu")
 BLOCKS_EACH, BLOCK_SIZE = 2, 16
@@ -53,6 +56,16 @@ def test_lean_equals_transformers(tiny: Any, lean_name: str, body: backend.Backe
 def test_generic_equals_transformers(tiny: Any, generic_name: str, body: backend.Backend) -> None:
     assert type(tiny.load(generic_name, body)).__name__ == "TransformersModel"
     check_against_transformers(tiny, generic_name, body, force_generic=False)
+
+
+@pytest.mark.parametrize("name", ["llama-tied-gqa", "qwen2", "gemma3", "gpt2", "mixtral", "gpt_oss", "deepseek_v3"])
+def test_bf16_checkpoint_loses_nothing(tmp_path: Path, tiny: Any, name: str) -> None:
+    """Weights are held in bf16 and everything is computed in fp32: transformers' fp32 with the same weights."""
+    folder = tiny.make(tmp_path / name, name, torch.bfloat16)
+    logits, _ = tiny.forward(folder, tiny.token_ids)
+    model = load_model(resolve_model(str(folder)))
+    torch.testing.assert_close(run(model, new_cache(model), [(0, tiny.token_ids, 0)]), logits, atol=1e-4, rtol=1e-5)
+    assert model.weight_nbytes < 0.75 * load_model(resolve_model(str(tiny.folder(name)))).weight_nbytes
 
 
 @pytest.mark.parametrize("name", ["llama-bias", "mistral-window", "qwen2-window", "qwen3"])
