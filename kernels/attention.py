@@ -14,6 +14,9 @@ from torch import Tensor
 from decodex.kernels import backend
 from decodex.kernels.reference import attention as reference
 
+_FP32 = torch.float32
+_num_threads = torch.get_num_threads
+
 
 @dataclass(frozen=True)
 class RowContexts:
@@ -80,35 +83,36 @@ def paged_attention(
     sinks: [Hq] fp32, one more score per head whose value is zero; out: contiguous result. A row without keys gets
     zeros. Raises ValueError for other shapes, dtypes or layouts."""
     num_rows, num_q_heads, k_dim = q.shape
-    _, num_kv_heads, cache_k_dim = k_cache.shape
-    v_dim = v_cache.shape[2]
+    num_slots, num_kv_heads, cache_k_dim = k_cache.shape
+    num_v_slots, num_v_heads, v_dim = v_cache.shape
+    table, table_stride, row_slot, ctx_lens, anc_cu, anc_slots, block_size, expected_rows = rows.pointers
     if (
-        cache_k_dim != k_dim
+        num_rows != expected_rows
+        or cache_k_dim != k_dim
         or num_q_heads % num_kv_heads
-        or v_cache.shape[:2] != k_cache.shape[:2]
-        or rows.pointers[7] != num_rows
+        or num_v_slots != num_slots
+        or num_v_heads != num_kv_heads
     ):
         raise ValueError(
-            f"q, k_cache, v_cache: expected [{rows.pointers[7]}, m * Hkv, Dk], [S, Hkv, Dk] and [S, Hkv, Dv], "
+            f"q, k_cache, v_cache: expected [{expected_rows}, m * Hkv, Dk], [S, Hkv, Dk] and [S, Hkv, Dv], "
             f"got {tuple(q.shape)}, {tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
         )
+    if not (q.dtype is k_cache.dtype is v_cache.dtype is _FP32):
+        raise ValueError(f"q, k_cache, v_cache: expected fp32, got {q.dtype}, {k_cache.dtype} and {v_cache.dtype}")
     if out is None:
         out = torch.empty((num_rows, num_q_heads, v_dim), device=q.device)
-    elif out.shape != (num_rows, num_q_heads, v_dim) or not out.is_contiguous() or out.dtype != torch.float32:
+    elif out.shape != (num_rows, num_q_heads, v_dim) or out.dtype is not _FP32 or not out.is_contiguous():
         raise ValueError(
             f"out: expected contiguous fp32 {(num_rows, num_q_heads, v_dim)}, got {out.dtype} {tuple(out.shape)}"
         )
-    if sinks is not None and (sinks.shape != (num_q_heads,) or sinks.dtype != torch.float32):
+    if sinks is not None and (sinks.shape != (num_q_heads,) or sinks.dtype is not _FP32):
         raise ValueError(f"sinks: expected fp32 [{num_q_heads}], got {sinks.dtype} {tuple(sinks.shape)}")
     library = backend.library
-    if library is None or q.is_cuda:
+    if library is None or not q.is_cpu:
         return reference.paged_attention(q, k_cache, v_cache, rows, scale, window, softcap, sinks, out)
     row_stride, head_stride, dim_stride = q.stride()
-    if q.dtype != torch.float32 or k_cache.dtype != torch.float32 or v_cache.dtype != torch.float32:
-        raise ValueError(f"q, k_cache, v_cache: expected fp32, got {q.dtype}, {k_cache.dtype} and {v_cache.dtype}")
     if dim_stride != 1 or not k_cache.is_contiguous() or not v_cache.is_contiguous():
         raise ValueError(f"q, k_cache, v_cache: expected a contiguous last dimension and caches, got q {q.stride()}")
-    table, table_stride, row_slot, ctx_lens, anc_cu, anc_slots, block_size, _ = rows.pointers
     status = library.paged_attention(
         q.data_ptr(),
         row_stride,
@@ -132,7 +136,7 @@ def paged_attention(
         softcap,
         0 if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
-        torch.get_num_threads(),
+        _num_threads(),
     )
     if status:
         raise MemoryError(f"paged_attention: no scratch memory for {num_rows} rows")
