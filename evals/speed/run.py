@@ -5,9 +5,8 @@
 
 Each engine is a process that stays loaded (worker.py); all but the one that computes are stopped by signal.
 In every round each case (batch x sampling) is run by every engine in turn, the order rotating. A peer is
-measured in 16-bit and 32-bit weights and compared in the faster; the variant that needs more than twice the
-time of its sibling in the first round of a case is not repeated there. A ratio is the median over rounds of
-the paired ratio.
+measured in 16-bit and 32-bit weights and compared in the faster; a variant that is more than SLOW_FACTOR times
+slower than its sibling in a case is not repeated there. A ratio is the median over rounds of the paired ratio.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from decodex.tokenizer import Tokenizer
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SAMPLINGS = {"greedy": {"temperature": 0.0}, "top_p": {"temperature": 0.8, "top_p": 0.9}}
+SLOW_FACTOR = 3.0
 BUILT_IN_PROMPTS = [
     "What is a glacier and how does it move?",
     "Write a short letter that thanks a teacher.",
@@ -64,7 +64,7 @@ class Worker:
         """Send one request and wait for its reply; raises RuntimeError with the engine's own words."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.signal(signal.SIGCONT)
+        self.send_signal(signal.SIGCONT)
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
@@ -72,25 +72,25 @@ class Worker:
         except BrokenPipeError:
             line = ""
         finally:
-            self.signal(signal.SIGSTOP)
+            self.send_signal(signal.SIGSTOP)
         reply: dict[str, Any] = json.loads(line) if line else {"ok": False, "error": "the process ended"}
         if not reply["ok"]:
             raise RuntimeError(without_places(f"{self.name}: {reply['error']}"))
         return reply
 
-    def signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and the processes it started, if any is left."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     def stop(self) -> None:
         """End the process and the processes it started."""
-        self.signal(signal.SIGTERM)
-        self.signal(signal.SIGCONT)
+        self.send_signal(signal.SIGTERM)
+        self.send_signal(signal.SIGCONT)
         try:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            self.signal(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
             self.process.wait()
 
 
@@ -184,10 +184,10 @@ class Measurements:
         return statistics.median(speeds) if speeds else 0.0
 
     def is_slow(self, case: Case, worker: Worker, workers: list[Worker]) -> bool:
-        """Whether a sibling variant was more than twice as fast in this case."""
+        """Whether a sibling variant was more than SLOW_FACTOR times as fast in this case."""
         own = self.median(case, worker)
         siblings = [w for w in workers if w.engine == worker.engine and w is not worker]
-        return own > 0 and any(self.median(case, sibling) > 2 * own for sibling in siblings)
+        return own > 0 and any(self.median(case, sibling) > SLOW_FACTOR * own for sibling in siblings)
 
     def ratio(self, case: Case, ours: Worker, theirs: Worker) -> float:
         """Median over rounds of our speed by theirs in the same round."""
