@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +136,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve(
-    config: EngineConfig, max_position: int, kv_spec: list[LayerKV], device: torch.device
+    config: EngineConfig, max_position: int, kv_spec: Sequence[LayerKV], device: torch.device
 ) -> ResolvedConfig:
     """Decide every "auto" from the loaded model and this machine, check the sizes against each other, and log them."""
     max_model_len = config.max_model_len or min(max_position, AUTO_MAX_MODEL_LEN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -110,7 +110,7 @@ class LLM:
                 prompts.append(error)
         return self._run(prompts, one_params_each(params, len(prompts)), 0, use_tqdm, raise_refusal=single)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput]:
         """Answer one prompt, yielding the answer so far after every step that adds to it; the last one is finished.
 
         Closing the iterator early aborts the request.
@@ -129,7 +129,7 @@ class LLM:
 
     def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, **template_options: Any
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput]:
         """`stream` for a conversation."""
         return self.stream(self.tokenizer.apply_chat_template(messages, **template_options), params)
 

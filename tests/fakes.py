@@ -38,7 +38,7 @@ class FakeModel:
     name = "fake"
     hidden_size = 4
     num_layers = 1
-    kv_spec = [LayerKV(1, 1, 1)]
+    kv_spec = (LayerKV(1, 1, 1),)
     replayable = True
     weight_nbytes = 0
     weights_digest = "fake"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from fakes import ByteTokenizer, FakeTokenizer
 from hypothesis import example, given
@@ -58,7 +60,7 @@ def test_cut_is_where_a_naive_search_finds_it(tokens, stops, min_tokens):
         assert completion.finish_reason == "abort"
     else:
         assert (completion.finish_reason, completion.stop_reason) == ("stop", reason)
-    for earlier, later in zip(shown, shown[1:], strict=False):
+    for earlier, later in itertools.pairwise(shown):
         assert later.startswith(earlier), "text that was shown is taken back"
     assert all(text.startswith(s) for s in shown)
 

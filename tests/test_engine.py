@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -216,7 +218,7 @@ def test_refused_at_admission_by_field(prompt, params, field):
 
 def test_a_request_that_can_never_fit_the_pool_is_refused():
     engine = make_engine(num_blocks=4)
-    with pytest.raises(RequestError, match="max_tokens: got 12, expected at most 11.*KV pool"):
+    with pytest.raises(RequestError, match=r"max_tokens: got 12, expected at most 11.*KV pool"):
         engine.admission.admit([1] * 5, SamplingParams(max_tokens=12))
     output = run(engine, ([1] * 5, SamplingParams(max_tokens=None, ignore_eos=True)))[0]
     assert len(output.outputs[0].token_ids) == 11
@@ -245,14 +247,16 @@ def test_llm_generate_keeps_order_and_isolates_refusals():
     params = [SamplingParams(temperature=0, max_tokens=k + 1, ignore_eos=True) for k in range(5)]
     prompts = ["b", [2, 3], "", {"prompt_token_ids": [4]}, [99]]
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert [o.error.field if o.error else len(o.outputs[0].token_ids) for o in outputs] == [1, 2, "prompt", 4, "prompt[0]"]
+    results = [o.error.field if o.error else len(o.outputs[0].token_ids) for o in outputs]
+    assert results == [1, 2, "prompt", 4, "prompt[0]"]
     with pytest.raises(RequestError, match="prompt"):
         llm.generate("", use_tqdm=False)
     with pytest.raises(RequestError, match="one for each of the 2"):
         llm.generate(["b", "c"], params, use_tqdm=False)
     assert llm.generate([], use_tqdm=False) == []
-    [single] = llm.generate([1, 2, 3], SamplingParams(temperature=0, seed=1, max_tokens=2, ignore_eos=True), use_tqdm=False)
-    assert single.outputs[0].token_ids == expected_tokens([1, 2, 3], SamplingParams(temperature=0, seed=1, max_tokens=2, ignore_eos=True))
+    two = SamplingParams(temperature=0, seed=1, max_tokens=2, ignore_eos=True)
+    [single] = llm.generate([1, 2, 3], two, use_tqdm=False)
+    assert single.outputs[0].token_ids == expected_tokens([1, 2, 3], two)
 
 
 def test_llm_stream_grows_and_aborts_when_closed():
@@ -260,7 +264,7 @@ def test_llm_stream_grows_and_aborts_when_closed():
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
     texts = [o.outputs[0].text for o in llm.stream(PROMPT, params)]
     assert len(texts) == 10
-    assert all(b.startswith(a) for a, b in zip(texts, texts[1:], strict=False))
+    assert all(b.startswith(a) for a, b in itertools.pairwise(texts))
     stream = llm.stream(PROMPT, params)
     next(stream)
     stream.close()

@@ -36,7 +36,9 @@ def test_bad_value_names_the_field(field, value):
     assert str(caught.value).startswith(field)
 
 
-@pytest.mark.parametrize(("name", "meant"), [("temprature", "temperature"), ("topp", "top_p"), ("max_token", "max_tokens")])
+@pytest.mark.parametrize(
+    ("name", "meant"), [("temprature", "temperature"), ("topp", "top_p"), ("max_token", "max_tokens")]
+)
 def test_misspelt_name_suggests_the_nearest(name, meant):
     with pytest.raises(RequestError, match=f"{name}.*did you mean '{meant}'"):
         SamplingParams(**{name: 1})

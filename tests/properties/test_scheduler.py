@@ -3,12 +3,12 @@ end, and every request's tokens equal to a plain loop over its own prefix (kinds
 
 from __future__ import annotations
 
+from fakes import RandomProposer, expected_tokens, make_engine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from decodex.params import SamplingParams
 from decodex.request import Status
-from fakes import RandomProposer, expected_tokens, make_engine
 
 # prompts share beginnings, so that the prefix cache has something to find
 PROMPTS = st.builds(
