@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import torch  # before the library: both then share torch's OpenMP runtime and its threads  # noqa: F401
-
 Backend = Literal["native", "reference"]
 _log = logging.getLogger(__name__)
 

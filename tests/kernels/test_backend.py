@@ -44,14 +44,3 @@ def test_compiled_functions_count_and_convert_their_arguments():
         library.silu_mul("x", 0, 0, 0, 0, 0, 1)
     with pytest.raises(OverflowError):
         library.silu_mul(0, 2**70, 0, 0, 0, 0, 1)
-
-
-@pytest.mark.skipif(backend.cpu_library() is None, reason="no CPU library on this machine")
-def test_one_openmp_runtime():
-    """Two runtimes would keep two sets of threads spinning on the same cores."""
-    try:
-        with open("/proc/self/maps") as maps:
-            names = {line.split()[-1] for line in maps if "gomp" in line}
-    except FileNotFoundError:
-        pytest.skip("no /proc on this machine")
-    assert len(names) <= 1, names

@@ -1,5 +1,7 @@
 """Packed linears: right against float64, bitwise row-invariant, for any shape and layout, on both bodies."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -142,6 +144,21 @@ def test_no_rows(body):
     layer = pack_linear(torch.randn(5, 4))
     assert layer(torch.empty(0, 4)).shape == (0, 5)
     assert layer.rows(torch.empty(0, dtype=torch.int64)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("m", [1, 20])
+def test_no_columns_leaves_the_bias(body, m):
+    bias = torch.tensor([1.0, 2.0])
+    assert torch.equal(pack_linear(torch.empty(2, 0), bias)(torch.empty(m, 0)), bias.expand(m, 2))
+
+
+def test_callers_in_several_threads_get_the_same_bits(body):
+    """The interleaving buffer belongs to the calling thread."""
+    torch.manual_seed(8)
+    layer, x = pack_linear(torch.randn(300, 200)), torch.randn(40, 200)
+    expected = layer(x)
+    with ThreadPoolExecutor(4) as executor:
+        assert all(torch.equal(out, expected) for out in executor.map(lambda _: layer(x), range(64)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
