@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decodex.batch import StepBatch, StepOutput
 from decodex.features.feature import Feature
-from decodex.kernels.sampling import sample_rows, top_logprobs
+from decodex.kernels.sampling import SamplingRows, sample_rows, top_logprobs
 from decodex.outputs import Logprob
 from decodex.spec.verify import coupled_walk
 from decodex.table import RequestTable
@@ -43,15 +43,15 @@ class Sampler:
     def _choose(self, logits: Tensor, batch: StepBatch) -> Tensor:
         """Steps 6 to 8, one kernel for all rows."""
         table, slots, device = self._table, batch.rows.slots, logits.device
-        return sample_rows(
-            logits,
-            table.temperature[slots].to(device),
-            table.top_k[slots].to(device),
-            table.top_p[slots].to(device),
-            table.min_p[slots].to(device),
-            table.seeds[slots].to(device),
-            batch.rows.positions.to(device),
+        rows = SamplingRows(
+            temperature=table.temperature[slots].to(device),
+            seeds=table.seeds[slots].to(device),
+            positions=batch.rows.positions.to(device),
+            top_k=table.top_k[slots].to(device),
+            top_p=table.top_p[slots].to(device),
+            min_p=table.min_p[slots].to(device),
         )
+        return sample_rows(logits, rows)
 
     def _raw_rows(self, logits: Tensor, batch: StepBatch) -> dict[int, Tensor]:
         """Copies of the raw logits of rows whose slots want log-probabilities (features change logits in place)."""

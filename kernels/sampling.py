@@ -13,15 +13,9 @@ from torch import Tensor
 
 from decodex.kernels.backend import cpu_library
 from decodex.kernels.reference import sampling as reference
+from decodex.kernels.sampling_rows import RareRows, SamplingRows, check_rows
 
-_PARAMETER_DTYPES = {
-    "temperature": torch.float32,
-    "top_k": torch.int32,
-    "top_p": torch.float32,
-    "min_p": torch.float32,
-    "seeds": torch.int64,
-    "positions": torch.int64,
-}
+__all__ = ["RareRows", "SamplingRows", "TopLogprobs", "sample_rows", "top_logprobs"]
 
 
 class TopLogprobs(NamedTuple):
@@ -38,31 +32,20 @@ def _check_logits(logits: Tensor) -> Tensor:
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
-def sample_rows(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-) -> Tensor:
+def sample_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Tokens [L] int64 drawn from logits [L, V] fp32 (not modified).
 
-    temperature, top_p, min_p: [L] fp32; top_k: [L] int32; seeds, positions: [L] int64. Off: top_k <= 0 or >= V,
-    top_p >= 1, min_p <= 0; temperature 0 is arg-max. -1 for a row with NaN, +inf, nothing above -inf or nothing kept.
+    -1 for a row with NaN, +inf, nothing above -inf or nothing kept.
     """
     logits = _check_logits(logits)
     num_rows, vocab_size = logits.shape
-    parameters = (temperature, top_k, top_p, min_p, seeds, positions)
-    for tensor, (name, dtype) in zip(parameters, _PARAMETER_DTYPES.items(), strict=True):
-        if tensor.dtype != dtype or tensor.shape != (num_rows,):
-            raise ValueError(f"{name}: expected {dtype} [{num_rows}], got {tensor.dtype} {tuple(tensor.shape)}")
+    check_rows(rows, num_rows)
     if num_rows == 0:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
-    library = cpu_library() if logits.device.type == "cpu" else None
+    library = cpu_library() if logits.device.type == "cpu" and rows.rare is None else None
     if library is None:
-        return reference.sample_rows(logits, *parameters)
+        return reference.sample_rows(logits, rows)
+    parameters = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, rows.positions)
     held = [tensor.contiguous() for tensor in parameters]  # alive until the call is over
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     status = library.sample_rows(

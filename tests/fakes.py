@@ -16,7 +16,7 @@ import torch
 from decodex.config import EngineConfig
 from decodex.engine import Engine
 from decodex.kernels.rng import derive_seed, seed_bits
-from decodex.kernels.sampling import sample_rows
+from decodex.kernels.sampling import SamplingRows, sample_rows
 from decodex.kv_cache import KVCache, LayerKV
 from decodex.models.interface import ForwardBatch, ForwardOutput
 from decodex.params import SamplingParams
@@ -165,15 +165,15 @@ def expected_tokens(
         enders = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
         if output < params.min_tokens and enders:
             logits[0, sorted(enders)] = -torch.inf
-        token = sample_rows(
-            logits,
-            torch.tensor([params.temperature]),
-            torch.tensor([params.top_k or 0], dtype=torch.int32),
-            torch.tensor([params.top_p or 1.0]),
-            torch.tensor([params.min_p or 0.0]),
-            torch.tensor([seed_bits(seed)]),
-            torch.tensor([len(prefix)]),
-        ).item()
+        rows = SamplingRows(
+            temperature=torch.tensor([float(params.temperature)]),
+            seeds=torch.tensor([seed_bits(seed)]),
+            positions=torch.tensor([len(prefix)]),
+            top_k=torch.tensor([params.top_k or 0], dtype=torch.int32),
+            top_p=torch.tensor([params.top_p or 1.0]),
+            min_p=torch.tensor([params.min_p or 0.0]),
+        )
+        token = sample_rows(logits, rows).item()
         prefix.append(token)
         output += 1
         if output == params.max_tokens or (output > params.min_tokens and token in enders):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from decodex.kernels.reference.rng import exp_nonpositive, gumbel_noise, log_positive
+from decodex.kernels.sampling_rows import SamplingRows
 
 MASS_UNIT = 2.0**40  # softmax mass is counted in int64 steps of 2^-40: sums do not depend on their order
 _SMALLEST_NORMAL = 2.0**-126
@@ -25,16 +26,9 @@ def num_kept(x: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     return torch.where(top_p < 1, torch.minimum(count, nucleus), count)
 
 
-def sample_rows(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-) -> Tensor:
-    """[L, V] fp32 logits and [L] parameters -> [L] int64 token ids, -1 for a row that has no token to give."""
+def sample_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """[L, V] fp32 logits -> [L] int64 token ids, -1 for a row that has no token to give."""
+    temperature = rows.temperature
     vocab_size = logits.shape[1]
     ids = torch.arange(vocab_size, device=logits.device)
     top = logits.amax(1, keepdim=True)
@@ -43,8 +37,8 @@ def sample_rows(
     scale = torch.where(temperature > 0, temperature, 1.0)[:, None]
     ordered, order = torch.sort(logits, dim=1, descending=True, stable=True)  # stable: ties to the lower id
     x = (ordered - top) / scale
-    is_kept = ids < num_kept(x, top_k, top_p, min_p)[:, None]
-    score = x + gumbel_noise(seeds, positions, vocab_size, 0).gather(1, order)
+    is_kept = ids < num_kept(x, rows.top_k, rows.top_p, rows.min_p)[:, None]
+    score = x + gumbel_noise(rows.seeds, rows.positions, vocab_size, 0).gather(1, order)
     score = torch.where(is_kept, score, -torch.inf)
     best = score.amax(1, keepdim=True)
     drawn = torch.where((score == best) & is_kept, order, vocab_size).amin(1)

@@ -7,25 +7,25 @@ import torch
 
 from decodex.kernels import backend
 from decodex.kernels.reference import rng as reference_rng
-from decodex.kernels.sampling import sample_rows, top_logprobs
+from decodex.kernels.sampling import SamplingRows, sample_rows, top_logprobs
 
 NATIVE = pytest.param("native", marks=pytest.mark.skipif(backend.cpu_library() is None, reason="no CPU library"))
 both_bodies = pytest.mark.parametrize("body", ["reference", NATIVE])
 
 
-def parameters(num_rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    return [
-        torch.full((num_rows,), float(temperature)),
-        torch.full((num_rows,), top_k, dtype=torch.int32),
-        torch.full((num_rows,), float(top_p)),
-        torch.full((num_rows,), float(min_p)),
-    ]
+def make_rows(num_rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, first_seed=0):
+    return SamplingRows(
+        temperature=torch.full((num_rows,), float(temperature)),
+        seeds=torch.arange(first_seed, first_seed + num_rows),
+        positions=torch.arange(num_rows) % 1000,
+        top_k=torch.full((num_rows,), top_k, dtype=torch.int32),
+        top_p=torch.full((num_rows,), float(top_p)),
+        min_p=torch.full((num_rows,), float(min_p)),
+    )
 
 
-def draw(logits, *, first_seed=0, **kw):
-    num_rows = logits.shape[0]
-    seeds = torch.arange(first_seed, first_seed + num_rows)
-    return sample_rows(logits, *parameters(num_rows, **kw), seeds, torch.arange(num_rows) % 1000)
+def draw(logits, **kw):
+    return sample_rows(logits, make_rows(logits.shape[0], **kw))
 
 
 def make_logits(kind, num_rows, vocab_size, generator):
@@ -50,13 +50,13 @@ def random_parameters(num_rows, vocab_size, generator):
         index = torch.randint(len(values), (num_rows,), generator=generator)
         return torch.tensor(values, dtype=dtype)[index]
 
-    return (
-        choose([0.0, 1e-12, 1e-5, 0.7, 1.0, 5.0], torch.float32),
-        choose([0, -1, 1, 2, 50, vocab_size - 1, vocab_size, vocab_size + 1], torch.int32),
-        choose([1e-9, 0.1, 0.5, 0.9, 1 - 1e-7, 1.0, 1.0], torch.float32),
-        choose([0.0, 0.0, 1e-6, 0.05, 1.0], torch.float32),
-        torch.randint(-(2**62), 2**62, (num_rows,), generator=generator),
-        torch.randint(0, 2**31, (num_rows,), generator=generator),
+    return SamplingRows(
+        temperature=choose([0.0, 1e-12, 1e-5, 0.7, 1.0, 5.0], torch.float32),
+        seeds=torch.randint(-(2**62), 2**62, (num_rows,), generator=generator),
+        positions=torch.randint(0, 2**31, (num_rows,), generator=generator),
+        top_k=choose([0, -1, 1, 2, 50, vocab_size - 1, vocab_size, vocab_size + 1], torch.int32),
+        top_p=choose([1e-9, 0.1, 0.5, 0.9, 1 - 1e-7, 1.0, 1.0], torch.float32),
+        min_p=choose([0.0, 0.0, 1e-6, 0.05, 1.0], torch.float32),
     )
 
 
@@ -70,12 +70,12 @@ def test_bodies_draw_the_same_tokens(kind, vocab_size):
     rows = random_parameters(num_rows, vocab_size, generator)
     before = logits.clone()
     with backend.set_backend("native"):
-        native = sample_rows(logits, *rows)
+        native = sample_rows(logits, rows)
     with backend.set_backend("reference"):
-        expected = sample_rows(logits, *rows)
+        expected = sample_rows(logits, rows)
     assert torch.equal(logits, before)
     wrong = (native != expected).nonzero().flatten().tolist()
-    assert not wrong, [(row, native[row], expected[row], [p[row].item() for p in rows]) for row in wrong[:5]]
+    assert not wrong, [(row, native[row], expected[row], [p[row].item() for p in rows[:-1]]) for row in wrong[:5]]
     is_empty = (logits == -torch.inf).all(1)
     assert torch.equal(native == -1, is_empty)
 
@@ -106,15 +106,15 @@ def test_tokens_are_the_best_noisy_score_of_the_kept_set(body, kind):
     logits[:, 7] = 1.0
     rows = random_parameters(60, 130, generator)
     with backend.set_backend(body):
-        tokens = sample_rows(logits, *rows).tolist()
-    noise = reference_rng.gumbel_noise(rows[4], rows[5], 130, 0)
+        tokens = sample_rows(logits, rows).tolist()
+    noise = reference_rng.gumbel_noise(rows.seeds, rows.positions, 130, 0)
     for row, token in enumerate(tokens):
-        temperature, top_k, top_p, min_p = (p[row].item() for p in rows[:4])
+        temperature, top_k, top_p, min_p = (p[row].item() for p in (rows.temperature, *rows[3:6]))
         if temperature == 0:
             assert token == logits[row].tolist().index(logits[row].max())
             continue
-        kept = kept_by_definition(logits[row], rows[0][row], top_k, top_p, min_p)
-        score = (logits[row] - logits[row].max()) / rows[0][row] + noise[row]
+        kept = kept_by_definition(logits[row], rows.temperature[row], top_k, top_p, min_p)
+        score = (logits[row] - logits[row].max()) / rows.temperature[row] + noise[row]
         assert token == max(kept, key=lambda i: (score[i].item(), -i))
 
 
@@ -152,9 +152,9 @@ def test_batch_mates_and_strides_change_nothing(body):
     logits = wide[:, :1777]
     rows = random_parameters(32, 1777, generator)
     with backend.set_backend(body):
-        together = sample_rows(logits, *rows)
-        alone = torch.cat([sample_rows(logits[i : i + 1], *[p[i : i + 1] for p in rows]) for i in range(32)])
-        backwards = sample_rows(logits.flip(0), *[p.flip(0) for p in rows]).flip(0)
+        together = sample_rows(logits, rows)
+        alone = torch.cat([sample_rows(logits[i : i + 1], rows.select(slice(i, i + 1))) for i in range(32)])
+        backwards = sample_rows(logits.flip(0), rows.select(torch.arange(31, -1, -1))).flip(0)
     assert torch.equal(together, alone)
     assert torch.equal(together, backwards)
 
@@ -211,10 +211,10 @@ def test_logprobs_of_both_bodies_are_bit_equal():
 
 def test_wrong_arguments_are_named():
     logits = torch.zeros(2, 5)
-    good = [*parameters(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)]
+    good = make_rows(2)
     with pytest.raises(ValueError, match="logits: expected fp32"):
-        sample_rows(logits.double(), *good)
-    with pytest.raises(ValueError, match=r"top_k: expected torch.int32 \[2\], got torch.int64"):
-        sample_rows(logits, good[0], good[1].long(), *good[2:])
+        sample_rows(logits.double(), good)
+    with pytest.raises(ValueError, match=r"top_k: expected int32 \[2\], got int64 \[2\]"):
+        sample_rows(logits, good._replace(top_k=good.top_k.long()))
     with pytest.raises(ValueError, match="n: expected"):
         top_logprobs(logits, 6)
