@@ -1,7 +1,7 @@
 """Frozen option classes defined once: Python arguments, command line flags and docs come from the same fields.
 
 `SamplingParams` and `EngineConfig` are such classes. A field is declared with `option(default, help, ...)`; an
-unknown keyword is a `RequestError` that suggests the nearest name.
+unknown keyword is a `RequestError` that suggests the nearest name, one that is refused on purpose says why.
 """
 
 from __future__ import annotations
@@ -9,13 +9,31 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, TypeVar, dataclass_transform
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 from decodex.errors import RequestError, nearest_name
 
-__all__ = ["check_bool", "check_int", "check_number", "definition", "from_mapping", "option", "options_of"]
+__all__ = [
+    "Refusal",
+    "check_bool",
+    "check_int",
+    "check_number",
+    "definition",
+    "from_mapping",
+    "option",
+    "options_of",
+    "run_checks",
+]
 
 T = TypeVar("T")
+
+
+class Refusal(NamedTuple):
+    """A keyword that is known and not offered: why, and the values that ask for nothing (accepted, no effect)."""
+
+    reason: str
+    off: tuple[Any, ...] = (None,)
 
 
 def option(
@@ -25,15 +43,42 @@ def option(
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
     cli: bool = True,
+    check: Callable[[str, Any], Any] | None = None,
+    step: str = "",
+    formula: str = "",
 ) -> Any:
-    """A field of a definition: its default, one line of help, and how the command line shows it."""
-    metadata = {"help": help, "choices": choices, "metavar": metavar, "cli": cli}
+    """A field of a definition: its default, one line of help, and how the command line shows it.
+
+    `check(field, value)` returns the value in its one spelling or raises RequestError; its `expected` and `off`
+    attributes, the `step` of the row pipeline and the `formula` go into docs/parameters.md.
+    """
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "metavar": metavar,
+        "cli": cli,
+        "check": check,
+        "step": step,
+        "formula": formula,
+    }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def run_checks(instance: Any) -> None:
+    """Replace each field that has a check by what the check returns (called by a definition's __post_init__)."""
+    for field in options_of(type(instance)):
+        check = field.metadata.get("check")
+        if check is not None:
+            object.__setattr__(instance, field.name, check(field.name, getattr(instance, field.name)))
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
 def definition(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen keyword-only dataclass whose constructor names a misspelt keyword."""
+    """Make `cls` a frozen keyword-only dataclass whose constructor names a misspelt keyword.
+
+    A class attribute `refused` (name -> Refusal) lists keywords that are refused by name.
+    """
+    refused: Mapping[str, Refusal] = getattr(cls, "refused", {})
     made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     plain_init = made.__init__
     names = [f.name for f in dataclasses.fields(made)]  # type: ignore[arg-type]
@@ -44,9 +89,12 @@ def definition(cls: type[T]) -> type[T]:
             raise TypeError(
                 f"{cls.__name__} takes keyword arguments only, e.g. {cls.__name__}({names[0]}=...)"
             )
-        for key in kwargs:
-            if key not in names:
-                raise RequestError(key, kwargs[key], f"a field of {cls.__name__}", nearest_name(key, names))
+        for key in [key for key in kwargs if key not in names]:
+            value = kwargs.pop(key)
+            if key not in refused:
+                raise RequestError(key, value, f"a field of {cls.__name__}", nearest_name(key, names))
+            if not any(value is off or (value == off and type(value) is type(off)) for off in refused[key].off):
+                raise RequestError(key, value, "to be absent", refused[key].reason)
         plain_init(self, **kwargs)
 
     made.__init__ = init  # type: ignore[method-assign]

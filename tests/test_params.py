@@ -27,7 +27,7 @@ def test_off_is_absent(spelling):
      ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.0), ("min_tokens", -1), ("min_tokens", 17),
      ("stop", 3), ("stop", [""]), ("stop", ["a", 1]), ("stop", ["a"] * 65), ("stop_token_ids", [-1]),
      ("stop_token_ids", "12"), ("stop_token_ids", [1.5]), ("ignore_eos", 1), ("include_stop_str_in_output", "no"),
-     ("skip_special_tokens", None), ("logprobs", -2), ("logprobs", 21), ("logprobs", True)],
+     ("skip_special_tokens", None), ("logprobs", -2), ("logprobs", 1.0), ("logprobs", True)],
 )  # fmt: skip
 def test_bad_value_names_the_field(field, value):
     with pytest.raises(RequestError) as caught:
@@ -68,3 +68,55 @@ def test_bad_engine_option_names_the_field(field, value):
 def test_unknown_engine_option_suggests_the_nearest():
     with pytest.raises(RequestError, match="did you mean 'max_model_len'"):
         EngineConfig(max_model_length=10)
+
+
+CHECKED = {f.name: f.metadata["check"] for f in dataclasses.fields(SamplingParams)}
+DEFAULT = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
+
+
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [(name, off) for name, check in CHECKED.items() if DEFAULT[name] in check.off for off in check.off],
+)
+def test_every_documented_spelling_of_off_is_absent(name, off):
+    assert SamplingParams(**{name: off}) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("dynatemp_range", -1), ("dynatemp_exponent", 0), ("top_n_sigma", -2), ("typical_p", 0), ("typical_p", 1.5),
+     ("epsilon_cutoff", 2), ("eta_cutoff", -0.1), ("xtc_probability", 1.1), ("xtc_threshold", None),
+     ("repetition_penalty", 0), ("repetition_penalty", math.inf), ("frequency_penalty", 2.1),
+     ("presence_penalty", -3), ("penalty_last_n", 0), ("penalty_last_n", 1.0), ("dry_multiplier", -1), ("dry_base", 0.9),
+     ("dry_allowed_length", 0),
+     ("dry_sequence_breakers", [""]), ("dry_sequence_breakers", [1]), ("logit_bias", [1]), ("logit_bias", {"a": 1}),
+     ("logit_bias", {-1: 1}), ("logit_bias", {1: 101}), ("logit_bias", {1: math.nan}), ("logit_bias", {1: math.inf}),
+     ("logit_bias", {1: True}), ("logit_bias", {1: 1, "1": 2}), ("allowed_token_ids", []), ("allowed_token_ids", [-1]),
+     ("bad_words", [""]), ("bad_words", ["a\ufffd"]), ("bad_words", ["a"] * 257), ("bad_words", 3),
+     ("no_repeat_ngram_size", -1), ("max_thinking_tokens", -2), ("logits_processors", print),
+     ("logits_processors", [3]), ("repetition_stop", 1), ("repetition_stop_span", 0), ("repetition_stop_period", 0),
+     ("prompt_logprobs", -2), ("logprob_token_ids", [0] * 129), ("logprobs_mode", "cooked")],
+)  # fmt: skip
+def test_bad_value_of_a_rarer_parameter_names_the_field(field, value):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field.split("[")[0].split(" ")[0] == field
+
+
+def test_bias_has_one_spelling():
+    assert SamplingParams(logit_bias={"7": 1, 3: 0, 5: -math.inf}).logit_bias == {5: -math.inf, 7: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [("mirostat", 2, "row alone"), ("mirostat_tau", 5.0, "row alone"), ("use_beam_search", True, "cumulative_logprob"),
+     ("num_beams", 4, "cumulative_logprob"), ("best_of", 3, "cumulative_logprob")],
+)  # fmt: skip
+def test_refused_by_name_with_the_reason(name, value, reason):
+    with pytest.raises(RequestError, match=f"^{name}: .*{reason}"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "off"), [("mirostat", 0), ("use_beam_search", False), ("best_of", 1)])
+def test_refused_name_that_asks_for_nothing_is_absent(name, off):
+    assert SamplingParams(**{name: off}) == SamplingParams()
