@@ -14,8 +14,10 @@ from decodex.completion import Completion
 from decodex.config import ResolvedConfig
 from decodex.definition import check_int
 from decodex.errors import RequestError
+from decodex.features.feature import Feature
 from decodex.kernels.rng import derive_seed
 from decodex.params import SamplingParams
+from decodex.processors import LogitsProcessor, ProcessorSet
 from decodex.request import Request
 from decodex.request import Sequence as RequestSequence
 from decodex.tokenizer import Tokenizer
@@ -31,8 +33,18 @@ DRAWN_SEED_BITS = 53  # exact in JSON
 class Admission:
     """Checks requests against one loaded model and pool."""
 
-    def __init__(self, config: ResolvedConfig, tokenizer: Tokenizer, model_vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        tokenizer: Tokenizer,
+        model_vocab_size: int,
+        features: Sequence[Feature],
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
+        """`features` refuse what this model can't honour; `processors` are the engine's custom ones."""
         self._config = config
+        self._features = features
+        self._processors = processors
         self._tokenizer = tokenizer
         self._vocab_size = min(tokenizer.vocab_size, model_vocab_size)
         self._arrivals = itertools.count()
@@ -54,8 +66,7 @@ class Admission:
         check_int("priority", priority, -(2**31), 2**31 - 1)
         text, token_ids = self._tokens_of(prompt)
         max_total = self._max_total_tokens(len(token_ids), params)
-        for index, token in enumerate(params.stop_token_ids or ()):
-            self._check_token(f"stop_token_ids[{index}]", token)
+        self._check_params(params)
         request = Request(
             request_id=f"request-{next(self._names)}" if request_id is None else request_id,
             arrival=next(self._arrivals),
@@ -65,14 +76,29 @@ class Admission:
             seed=self._seed(params),
             priority=priority,
             cache_salt=cache_salt,
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
         for index in range(params.n):
             seed = derive_seed(request.seed, index)
             completion = Completion(index, seed, params, max_total - len(token_ids), self._tokenizer)
-            request.sequences.append(
-                RequestSequence(request, index, seed, max_total, completion, list(token_ids), len(token_ids))
-            )
+            seq = RequestSequence(request, index, seed, max_total, completion, list(token_ids), len(token_ids))
+            if params.logits_processors or self._processors:
+                seq.processors = ProcessorSet(self._processors, params.logits_processors or (), params.n)
+                if seq.processors.stateful:
+                    request.metrics.speculation_off = f"{seq.processors.stateful[0]} does not declare pure = True"
+            request.sequences.append(seq)
         return request
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """What can only be judged with the model at hand: token ids, log-probabilities, the features' own."""
+        for name in ("stop_token_ids", "logprob_token_ids"):
+            for index, token in enumerate(getattr(params, name)):
+                self._check_token(f"{name}[{index}]", token)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(params, name) is not None:
+                check_int(name, getattr(params, name), -1, self._vocab_size)
+        for feature in self._features:
+            feature.check(params)
 
     def _seed(self, params: SamplingParams) -> int:
         if params.seed is not None:

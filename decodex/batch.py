@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
@@ -11,9 +12,29 @@ from decodex.models.interface import ForwardBatch
 from decodex.outputs import Logprob
 
 if TYPE_CHECKING:
+    from decodex.processors import ProcessorSet
     from decodex.scheduler import PlanEntry
 
-__all__ = ["Rows", "StepBatch", "StepOutput"]
+__all__ = ["PromptRows", "RowSequence", "Rows", "StepBatch", "StepOutput"]
+
+
+class RowSequence(Protocol):
+    """What a row knows of its sequence (a `request.Sequence`, or a stand-in of the functional API)."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Committed prompt and output."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many of them are the prompt's."""
+        ...
+
+    @property
+    def processors(self) -> ProcessorSet | None:
+        """Custom logits processors."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,6 +47,17 @@ class Rows:
     slots_host: list[int]  # [L]
     num_output_host: list[int]  # [L] output tokens before the predicted one, ancestors included
     ancestors: list[tuple[int, ...]]  # [L] draft token ids; () at a root row
+    sequences: Sequence[RowSequence]  # [L] committed tokens of the row's slot; never changed during a step
+    errors: dict[int, str] = field(default_factory=dict)  # rows that a custom processor failed on, and how
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Rows that are only read for prompt_logprobs, behind the L sampled ones: positions first .. first+num-1."""
+
+    entry: PlanEntry
+    first: int  # position of the first token that is predicted
+    num: int
 
 
 @dataclass(frozen=True)
@@ -37,6 +69,7 @@ class StepBatch:
     forward: ForwardBatch
     rows: Rows
     row_starts: list[int]  # [B] first row of each sampled entry
+    prompt_rows: list[PromptRows] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -46,6 +79,8 @@ class StepOutput:
     token_ids: list[list[int]]  # [B] lists of 1..K+1 tokens
     accepted: list[list[int]]  # [B] accepted draft nodes, one fewer than tokens
     logprobs: list[list[dict[int, Logprob]] | None]  # [B] per emitted token where wanted
+    errors: list[str | None]  # [B] why the last token is -1, where a custom processor knows
+    prompt_logprobs: list[list[dict[int, Logprob]]]  # one list for each of batch.prompt_rows
 
     @property
     def num_new(self) -> list[int]:

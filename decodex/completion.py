@@ -8,6 +8,7 @@ from __future__ import annotations
 from decodex.detokenizer import Detokenizer
 from decodex.outputs import CompletionOutput, Logprob
 from decodex.params import SamplingParams
+from decodex.repetition import RepetitionStop
 from decodex.tokenizer import Tokenizer
 
 __all__ = ["Completion"]
@@ -30,6 +31,7 @@ class Completion:
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._stops = tuple(params.stop or ())
         self._hold = max((len(s) for s in self._stops), default=1) - 1
+        self._loop = None if params.repetition_stop is None else RepetitionStop(params)
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
         self._text = ""
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
@@ -60,6 +62,10 @@ class Completion:
         self._text += self._detokenizer.append(token_id)
         if may_stop and self._cut_at_stop_string(before):
             return True
+        if self._loop is not None and self._loop.push(token_id) and may_stop:
+            before = len(self._text)
+            self._text += self._detokenizer.flush()
+            return self._cut_at_stop_string(before) or self._finish("stop", "repetition")
         if len(self.token_ids) >= self._max_tokens:
             before = len(self._text)
             self._text += self._detokenizer.flush()

@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import torch
 
-from decodex.definition import check_bool, check_int, check_number, definition, option
+from decodex.checks import Processors
+from decodex.definition import check_bool, check_int, check_number, definition, option, run_checks
 from decodex.errors import RequestError
 from decodex.kv_cache import LayerKV
 
@@ -62,7 +63,7 @@ class EngineConfig:
         default=None, help="structured output; not available yet: only None", cli=False
     )
     logits_processors: Any = option(
-        default=None, help="custom logits processors; not available yet: only None", cli=False
+        default=None, help="custom logits processors for every request, in order", cli=False, check=Processors()
     )
     seed: int | None = option(
         default=None, help="seed of requests that bring none; drawn from the operating system when absent"
@@ -92,9 +93,11 @@ class EngineConfig:
             raise RequestError(
                 "speculative_config", self.speculative_config, "None or False", "no proposer is built in yet"
             )
-        for name in ("structured_outputs_config", "logits_processors"):
-            if getattr(self, name) is not None:
-                raise RequestError(name, getattr(self, name), "None", "not available yet")
+        if self.structured_outputs_config is not None:
+            raise RequestError(
+                "structured_outputs_config", self.structured_outputs_config, "None", "not available yet"
+            )
+        run_checks(self)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,15 @@ from decodex.admission import Admission
 from decodex.batch import StepBatch, StepOutput
 from decodex.config import EngineConfig, resolve, resolve_device
 from decodex.errors import DecodexError, EngineError, QueueFullError, RequestError
-from decodex.features.min_tokens import MinTokens
+from decodex.features.pipeline import build_features
+from decodex.features.vocabulary import Vocabulary
 from decodex.fingerprint import system_fingerprint
 from decodex.kv_cache import KVCache
 from decodex.models.interface import CausalLM
 from decodex.models.loader import load_model
 from decodex.models.source import resolve_model
 from decodex.outputs import RequestOutput
+from decodex.processors import bind
 from decodex.request import Request, Sequence, Status
 from decodex.runner import ModelRunner
 from decodex.sampler import Sampler
@@ -29,6 +31,17 @@ from decodex.tokenizer import Tokenizer
 __all__ = ["Engine"]
 
 logger = logging.getLogger(__name__)
+
+# parameters that can leave a row without a token
+MASKS = (
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "no_repeat_ngram_size",
+    "min_tokens",
+    "max_thinking_tokens",
+    "logits_processors",
+)
 
 
 class Engine:
@@ -47,9 +60,12 @@ class Engine:
         self.tokenizer = tokenizer
         self.config = resolve(config, model.max_position, model.kv_spec, device)
         self.fingerprint = system_fingerprint(model, f"{config.dtype}/{config.quantization}", device)
-        self.admission = Admission(self.config, tokenizer, model.vocab_size)
-        features = (MinTokens(tokenizer.eos_token_ids),)
-        self.table = RequestTable(self.config.max_num_seqs, self.config.max_blocks_per_seq, features)
+        vocabulary = Vocabulary(tokenizer, model.vocab_size)
+        processors = [bind(processor) for processor in config.logits_processors]
+        features = build_features(vocabulary, processors)
+        self.admission = Admission(self.config, tokenizer, model.vocab_size, features, processors)
+        exempt = [*vocabulary.eos_token_ids, *vocabulary.newline_ids()]
+        self.table = RequestTable(self.config.max_num_seqs, self.config.max_blocks_per_seq, features, exempt)
         self.scheduler = Scheduler(self.config, self.table)
         kv = KVCache(model.kv_spec, self.config.num_blocks, self.config.block_size, device)
         self.runner = ModelRunner(model, kv, self.table, device)
@@ -124,6 +140,7 @@ class Engine:
             replayable=self.model.replayable,
             system_fingerprint=self.fingerprint,
             error=request.error,
+            prompt_logprobs=None if request.prompt_logprobs is None else list(request.prompt_logprobs),
         )
 
     def _commit(self, batch: StepBatch, output: StepOutput) -> list[Request]:
@@ -131,13 +148,20 @@ class Engine:
         self.runner.compact(batch, output)
         for entry in batch.entries:
             entry.seq.num_computed = entry.start + entry.num_tokens
+        for rows, found in zip(batch.prompt_rows, output.prompt_logprobs, strict=True):
+            done = rows.entry.seq.request.prompt_logprobs
+            assert done is not None
+            assert len(done) == rows.first, f"prompt_logprobs: {len(done)} known, rows from {rows.first}"
+            done.extend(found)
         touched: dict[str, Request] = {}
-        for entry, tokens, logprobs in zip(batch.sampled, output.token_ids, output.logprobs, strict=True):
+        for entry, tokens, logprobs, error in zip(
+            batch.sampled, output.token_ids, output.logprobs, output.errors, strict=True
+        ):
             seq = entry.seq
             touched[seq.request.request_id] = seq.request
             for index, token in enumerate(tokens):
                 if token < 0:
-                    self._fail(seq)
+                    self._fail(seq, error)
                     break
                 seq.token_ids.append(token)
                 if seq.completion.push(token, None if logprobs is None else logprobs[index]):
@@ -161,11 +185,18 @@ class Engine:
             request.metrics.finished_time = now
             del self._requests[request.request_id]
 
-    def _fail(self, seq: Sequence) -> None:
+    def _fail(self, seq: Sequence, error: str | None) -> None:
         position = len(seq.token_ids)
-        seq.request.error = EngineError(
-            f"choice {seq.index}: no token is left at position {position} (NaN logits, or every token is masked)"
-        )
+        if error is not None:
+            message = f"choice {seq.index}, position {position}: {error}"
+        else:
+            masks = [name for name in MASKS if getattr(seq.request.params, name)]
+            by = f" by {', '.join(masks)}" if masks else ""
+            message = (
+                f"choice {seq.index}: no token is left at position {position} "
+                f"(NaN logits, or every token is masked{by})"
+            )
+        seq.request.error = EngineError(message)
         seq.completion.finish("error")
 
     def _end(self, request: Request, reason: str, error: DecodexError | None) -> None:
@@ -182,7 +213,11 @@ class Engine:
         if self.proposer is None:
             return
         decoding = [
-            e.seq for e in batch.sampled if e.seq.status is Status.RUNNING and e.seq.num_remaining > 1
+            e.seq
+            for e in batch.sampled
+            if e.seq.status is Status.RUNNING
+            and e.seq.num_remaining > 1
+            and e.seq.request.metrics.speculation_off is None
         ]
         views = [
             ProposerView(seq.slot, seq.token_ids, seq.num_prompt_tokens, seq.num_remaining - 1)

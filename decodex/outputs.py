@@ -11,7 +11,8 @@ __all__ = ["CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"]
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log-probability before any mask or temperature, its rank (1 = most likely) and its text."""
+    """A token's log-probability, its rank (1 = most likely) and its text. Raw: before any mask or temperature;
+    processed: among what step 7 of the row pipeline keeps, -inf for the others."""
 
     logprob: float
     rank: int
@@ -28,11 +29,13 @@ class RequestMetrics:
     finished_time: float | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    speculation_off: str | None = None  # why no draft is verified for this request, though the engine has a proposer
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One choice. `seed` with n = 1 reproduces it. `finish_reason` is stop, length, abort, error, or None (running)."""
+    """One choice. `seed` with n = 1 reproduces it. `finish_reason` is stop, length, abort, error, or None (running);
+    `stop_reason` is the stop string or token, or "repetition" (SamplingParams.repetition_stop)."""
 
     index: int
     text: str
@@ -57,3 +60,4 @@ class RequestOutput:
     replayable: bool = True
     system_fingerprint: str = ""
     error: DecodexError | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # one for each prompt token; the first has none

@@ -10,8 +10,9 @@ from enum import Enum
 from decodex.block_pool import chain_hash
 from decodex.completion import Completion
 from decodex.errors import DecodexError
-from decodex.outputs import RequestMetrics
+from decodex.outputs import Logprob, RequestMetrics
 from decodex.params import SamplingParams
+from decodex.processors import ProcessorSet
 from decodex.spec.draft import Draft
 
 __all__ = ["Request", "Sequence", "Status"]
@@ -40,6 +41,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.time()))
     error: DecodexError | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # of the prompt's tokens so far; [0] is None
 
     @property
     def is_finished(self) -> bool:
@@ -64,6 +66,7 @@ class Sequence:
     num_computed: int = 0  # committed tokens whose KV is in block_ids
     num_registered: int = 0  # blocks offered to the prefix cache
     draft: Draft | None = None
+    processors: ProcessorSet | None = None
     _hashes: list[bytes] = field(default_factory=list)
 
     @property
@@ -75,6 +78,17 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Committed tokens that the model has not seen: 1 when decoding, more while prefilling."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def next_prompt_logprob(self) -> int | None:
+        """Position of the first prompt token whose log-probability is still wanted, None if none is.
+
+        The first choice reads them for all; they outlive a preemption.
+        """
+        done = self.request.prompt_logprobs
+        if done is None or self.index > 0 or len(done) >= self.num_prompt_tokens:
+            return None
+        return len(done)
 
     @property
     def num_remaining(self) -> int:

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodex.batch import Rows, StepBatch, StepOutput
+from decodex.batch import PromptRows, Rows, StepBatch, StepOutput
 from decodex.kernels.attention import RowContexts
 from decodex.kv_cache import KVCache
 from decodex.models.interface import CausalLM, ForwardBatch
+from decodex.request import Sequence
 from decodex.scheduler import Plan, PlanEntry
 from decodex.table import RequestTable
 
@@ -35,7 +36,7 @@ class ModelRunner:
         return stage.finish(entries, self._table, self._device)
 
     def forward(self, batch: StepBatch) -> Tensor:
-        """Logits of the step's L rows, [L, V] fp32."""
+        """Logits of the step's L rows, and behind them of its prompt rows, [L + P, V] fp32."""
         return self._model.forward(batch.forward, self.kv).logits
 
     def compact(self, batch: StepBatch, output: StepOutput) -> None:
@@ -77,6 +78,9 @@ class _Stage:
         self.ancestors: list[tuple[int, ...]] = []
         self.sampled: list[PlanEntry] = []
         self.row_starts: list[int] = []
+        self.sequences: list[Sequence] = []
+        self.prompt_rows: list[PromptRows] = []
+        self.prompt_logits_rows: list[int] = []
 
     def add(self, entry: PlanEntry) -> None:
         seq, end = entry.seq, entry.start + entry.num_tokens
@@ -86,6 +90,8 @@ class _Stage:
         self.row_slot += [seq.slot] * entry.num_tokens
         self.ctx_lens += range(entry.start + 1, end + 1)
         self.anc_cu += [len(self.anc_slots)] * entry.num_tokens
+        if (wanted := seq.next_prompt_logprob) is not None:
+            self._add_prompt_rows(entry, wanted)
         if entry.is_sampled:
             self.row_starts.append(len(self.logits_rows))
             self.sampled.append(entry)
@@ -93,12 +99,22 @@ class _Stage:
             if entry.draft is not None:
                 self._add_draft(entry, end)
 
+    def _add_prompt_rows(self, entry: PlanEntry, wanted: int) -> None:
+        """Rows that predict the prompt's tokens from position `wanted` on, as far as this step goes."""
+        first = max(entry.start + 1, wanted)
+        last = min(entry.start + entry.num_tokens, entry.seq.num_prompt_tokens - 1)
+        if first <= last:
+            base = len(self.token_ids) - entry.num_tokens - entry.start - 1
+            self.prompt_rows.append(PromptRows(entry, first, last + 1 - first))
+            self.prompt_logits_rows += range(base + first, base + last + 1)
+
     def _add_logits_row(self, entry: PlanEntry, position: int, ancestors: tuple[int, ...]) -> None:
         self.logits_rows.append(len(self.token_ids) - 1)
         self.row_slots.append(entry.seq.slot)
         self.row_positions.append(position)
         self.num_output.append(position - entry.seq.num_prompt_tokens)
         self.ancestors.append(ancestors)
+        self.sequences.append(entry.seq)
 
     def _add_draft(self, entry: PlanEntry, end: int) -> None:
         draft = entry.draft
@@ -134,7 +150,7 @@ class _Stage:
             positions=to_device(self.positions, np.int32),
             slot_mapping=to_device(self.kv_slots, np.int64),
             rows=contexts,
-            logits_rows=to_device(self.logits_rows, np.int64),
+            logits_rows=to_device(self.logits_rows + self.prompt_logits_rows, np.int64),
         )
         rows = Rows(
             slots=torch.tensor(self.row_slots, dtype=torch.int64),
@@ -142,5 +158,6 @@ class _Stage:
             slots_host=self.row_slots,
             num_output_host=self.num_output,
             ancestors=self.ancestors,
+            sequences=self.sequences,
         )
-        return StepBatch(entries, self.sampled, forward, rows, self.row_starts)
+        return StepBatch(entries, self.sampled, forward, rows, self.row_starts, self.prompt_rows)

@@ -14,13 +14,18 @@ from torch import Tensor
 
 from decodex.batch import StepBatch, StepOutput
 from decodex.features.feature import Feature
-from decodex.kernels.sampling import SamplingRows, sample_rows, top_logprobs
+from decodex.kernels import sampling
+from decodex.kernels.sampling import SamplingRows, sample_rows
+from decodex.logprobs import LogprobReader, Wanted
 from decodex.outputs import Logprob
+from decodex.params import SamplingParams
 from decodex.spec.verify import coupled_walk
 from decodex.table import RequestTable
 from decodex.tokenizer import Tokenizer
 
 __all__ = ["Sampler"]
+
+Entries = list[dict[int, Logprob]]
 
 
 class Sampler:
@@ -29,74 +34,98 @@ class Sampler:
     def __init__(self, table: RequestTable, features: Sequence[Feature], tokenizer: Tokenizer) -> None:
         self._table = table
         self._features = features
-        self._tokenizer = tokenizer
+        self._vocab_size = tokenizer.vocab_size
+        self._reader = LogprobReader(tokenizer)
 
     def sample(self, logits: Tensor, batch: StepBatch) -> StepOutput:
-        """Tokens for every sampled entry from logits [L, V_model] fp32 (changed in place)."""
-        raw = self._raw_rows(logits, batch)
-        logits = logits[:, : self._tokenizer.vocab_size]  # the tail beyond the tokenizer is never a token
+        """Tokens for every sampled entry from logits [L + P, V_model] fp32 (the first L changed in place)."""
+        num_rows = len(batch.rows.slots_host)
+        prompt_logprobs = self._prompt_logprobs(logits[num_rows:], batch)
+        logits = logits[:num_rows]
+        raw = self._copies(logits, batch, "raw")
+        logits = logits[:, : self._vocab_size]  # the tail beyond the tokenizer is never a token
         for feature in self._features:
             feature.apply(logits, batch.rows)
-        tokens = self._choose(logits, batch).tolist()
-        return self._walk(tokens, raw, batch)
-
-    def _choose(self, logits: Tensor, batch: StepBatch) -> Tensor:
-        """Steps 6 to 8, one kernel for all rows."""
-        table, slots, device = self._table, batch.rows.slots, logits.device
-        rows = SamplingRows(
-            temperature=table.temperature[slots].to(device),
-            seeds=table.seeds[slots].to(device),
-            positions=batch.rows.positions.to(device),
-            top_k=table.top_k[slots].to(device),
-            top_p=table.top_p[slots].to(device),
-            min_p=table.min_p[slots].to(device),
+        rows = self._table.params.rows(batch.rows.slots, batch.rows.positions, logits.device)
+        tokens = sample_rows(logits, rows).tolist()
+        processed = self._processed(logits, rows, batch)
+        token_ids, accepted, row_ids = self._walk(tokens, batch)
+        by_row = self._logprobs(raw, token_ids, row_ids, batch)
+        by_row.update(self._logprobs(processed, token_ids, row_ids, batch))
+        return StepOutput(
+            token_ids=token_ids,
+            accepted=accepted,
+            logprobs=[
+                [by_row.get(row, {}) for row in rows_of] if entry.seq.request.params.logprobs is not None else None
+                for entry, rows_of in zip(batch.sampled, row_ids, strict=True)
+            ],
+            errors=[batch.rows.errors.get(rows_of[-1]) for rows_of in row_ids],
+            prompt_logprobs=prompt_logprobs,
         )
-        return sample_rows(logits, rows)
 
-    def _raw_rows(self, logits: Tensor, batch: StepBatch) -> dict[int, Tensor]:
-        """Copies of the raw logits of rows whose slots want log-probabilities (features change logits in place)."""
-        wanted = [row for row, slot in enumerate(batch.rows.slots_host) if self._table.num_logprobs[slot] >= 0]
-        return {row: logits[row].clone() for row in wanted}
-
-    def _walk(self, tokens: list[int], raw: dict[int, Tensor], batch: StepBatch) -> StepOutput:
+    def _walk(
+        self, tokens: list[int], batch: StepBatch
+    ) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+        """Emitted tokens, accepted nodes and the rows they are from, of each sampled entry."""
         token_ids, accepted, rows = [], [], []
         for entry, start in zip(batch.sampled, batch.row_starts, strict=True):
             emitted, nodes = coupled_walk(tokens[start : start + 1 + entry.num_drafts], entry.draft)
             token_ids.append(emitted)
             accepted.append(nodes)
             rows.append([start, *(start + 1 + node for node in nodes)])
-        return StepOutput(token_ids, accepted, self._logprobs(token_ids, rows, raw, batch))
+        return token_ids, accepted, rows
+
+    @staticmethod
+    def _copies(logits: Tensor, batch: StepBatch, mode: str) -> dict[int, Tensor]:
+        """Copies of the rows whose requests want log-probabilities of that mode (logits change in place)."""
+        rows = [row for row, params in enumerate(_params_of(batch)) if _wants(params, mode)]
+        if not rows:
+            return {}
+        copies = logits[torch.tensor(rows, device=logits.device)]
+        return dict(zip(rows, copies, strict=True))
+
+    def _processed(self, logits: Tensor, rows: SamplingRows, batch: StepBatch) -> dict[int, Tensor]:
+        copies = self._copies(logits, batch, "processed")
+        if not copies:
+            return {}
+        chosen = rows.select(torch.tensor(list(copies)))
+        kept = sampling.__dict__["truncate_"](torch.stack(list(copies.values())), chosen)
+        return dict(zip(copies, kept, strict=True))
 
     def _logprobs(
-        self, token_ids: list[list[int]], rows: list[list[int]], raw: dict[int, Tensor], batch: StepBatch
-    ) -> list[list[dict[int, Logprob]] | None]:
-        """Raw log-probabilities of the emitted tokens, in one kernel call for all rows that want them."""
-        wanted = [
-            (row, token)
-            for tokens_of, rows_of in zip(token_ids, rows, strict=True)
-            for token, row in zip(tokens_of, rows_of, strict=True)
-            if row in raw and token >= 0
-        ]
-        by_row: dict[int, dict[int, Logprob]] = {}
-        if wanted:
-            counts = [int(self._table.num_logprobs[batch.rows.slots_host[row]]) for row, _ in wanted]
-            logits = torch.stack([raw[row] for row, _ in wanted])
-            chosen = torch.tensor([token for _, token in wanted], device=logits.device)
-            top = top_logprobs(logits, min(max(counts), self._tokenizer.vocab_size), chosen)
-            assert top.ranks is not None
-            for (row, _), count, values, ids, rank in zip(
-                wanted, counts, top.values.tolist(), top.ids.tolist(), top.ranks.tolist(), strict=True
-            ):
-                by_row[row] = self._entries(values, ids, rank, count)
-        return [
-            [by_row.get(row, {}) for row in rows_of] if entry_start in raw else None
-            for entry_start, rows_of in zip(batch.row_starts, rows, strict=True)
-        ]
+        self, logits: dict[int, Tensor], token_ids: list[list[int]], row_ids: list[list[int]], batch: StepBatch
+    ) -> dict[int, dict[int, Logprob]]:
+        """Log-probabilities of the emitted tokens by row, in one kernel call for all rows of `logits`."""
+        rows, wanted = [], []
+        for entry, tokens, rows_of in zip(batch.sampled, token_ids, row_ids, strict=True):
+            params = entry.seq.request.params
+            for token, row in zip(tokens, rows_of, strict=True):
+                if row in logits and token >= 0:
+                    rows.append(row)
+                    wanted.append(Wanted(token, params.logprobs or 0, tuple(params.logprob_token_ids or ())))
+        if not rows:
+            return {}
+        return dict(zip(rows, self._reader.read(torch.stack([logits[row] for row in rows]), wanted), strict=True))
 
-    def _entries(self, values: list[float], ids: list[int], rank: int, count: int) -> dict[int, Logprob]:
-        entries = {
-            token: Logprob(value, place + 1, self._tokenizer.decode([token], False))
-            for place, (token, value) in enumerate(zip(ids[:count], values[:count], strict=True))
-        }
-        entries.setdefault(ids[-1], Logprob(values[-1], rank, self._tokenizer.decode([ids[-1]], False)))
-        return entries
+    def _prompt_logprobs(self, logits: Tensor, batch: StepBatch) -> list[Entries]:
+        """Raw log-probabilities of the prompt tokens that this step's prompt rows predict."""
+        found, start = [], 0
+        for rows in batch.prompt_rows:
+            seq = rows.entry.seq
+            params = seq.request.params
+            wanted = [
+                Wanted(token, params.prompt_logprobs or 0, tuple(params.logprob_token_ids or ()))
+                for token in seq.token_ids[rows.first : rows.first + rows.num]
+            ]
+            found.append(self._reader.read(logits[start : start + rows.num], wanted))
+            start += rows.num
+        return found
+
+
+def _params_of(batch: StepBatch) -> list[SamplingParams]:
+    """The parameters of each row."""
+    return [entry.seq.request.params for entry in batch.sampled for _ in range(1 + entry.num_drafts)]
+
+
+def _wants(params: SamplingParams, mode: str) -> bool:
+    return params.logprobs is not None and params.logprobs_mode == mode

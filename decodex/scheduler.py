@@ -19,6 +19,8 @@ from decodex.table import RequestTable
 
 __all__ = ["Plan", "PlanEntry", "Scheduler"]
 
+MAX_PROMPT_ROWS = 128  # logits rows of one step for the prompt_logprobs of one request: 78 MB at V = 152k
+
 
 @dataclass(frozen=True)
 class PlanEntry:
@@ -98,10 +100,15 @@ class Scheduler:
             seq.num_registered = full
 
     def _plan_running(self, plan: Plan, seq: Sequence) -> None:
-        num_tokens = min(seq.num_uncomputed, plan.budget)
+        num_tokens = self._chunk(plan, seq)
         if not self._grow(plan, seq, seq.num_computed + num_tokens):
             return
         self._append_entry(plan, seq, num_tokens)
+
+    def _chunk(self, plan: Plan, seq: Sequence) -> int:
+        """Tokens of a sequence in this step; few at a time while each of them needs a row of logits."""
+        limit = plan.budget if seq.next_prompt_logprob is None else min(plan.budget, MAX_PROMPT_ROWS)
+        return min(seq.num_uncomputed, limit)
 
     def _append_entry(self, plan: Plan, seq: Sequence, num_tokens: int) -> None:
         draft, seq.draft = seq.draft, None
@@ -178,7 +185,7 @@ class Scheduler:
             if seq.request.metrics.first_scheduled_time is None:
                 seq.request.metrics.first_scheduled_time = time.time()
                 seq.request.metrics.num_cached_tokens = seq.num_computed
-            self._append_entry(plan, seq, min(seq.num_uncomputed, plan.budget))
+            self._append_entry(plan, seq, self._chunk(plan, seq))
 
     def _leader(self, seq: Sequence) -> Sequence | None:
         """A running sibling whose prompt blocks a choice without output can share."""
@@ -193,7 +200,7 @@ class Scheduler:
         at_most = len(seq.token_ids) - 1  # the last token is always computed: its row is sampled from
         if leader is not None:
             shared, num_computed = leader.block_ids[:total], at_most
-        elif self._config.enable_prefix_caching:
+        elif self._config.enable_prefix_caching and seq.next_prompt_logprob is None:
             shared = self.pool.lookup(seq.block_hashes(at_most // block_size, block_size))
             num_computed = len(shared) * block_size
         else:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from decodex.features.feature import Feature
 from decodex.request import Sequence
+from decodex.slot_params import SlotParams
 
 __all__ = ["RequestTable"]
 
@@ -23,16 +24,13 @@ __all__ = ["RequestTable"]
 class RequestTable:
     """S = max_num_seqs slots."""
 
-    def __init__(self, num_slots: int, max_blocks: int, features: Seq[Feature]) -> None:
+    def __init__(
+        self, num_slots: int, max_blocks: int, features: Seq[Feature], exempt: Seq[int] = ()
+    ) -> None:
+        """`exempt`: token ids that XTC leaves alone."""
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.block_tables = torch.zeros(num_slots, max_blocks, dtype=torch.int32)  # [S, max_blocks]
-        self.temperature = torch.zeros(num_slots)  # [S] fp32
-        self.top_k = torch.zeros(num_slots, dtype=torch.int32)  # [S], 0 = off
-        self.top_p = torch.ones(num_slots)  # [S] fp32, 1 = off
-        self.min_p = torch.zeros(num_slots)  # [S] fp32, 0 = off
-        self.seeds = torch.zeros(num_slots, dtype=torch.int64)  # [S] the bits of the 64-bit seed
-        self.num_prompt_tokens = torch.zeros(num_slots, dtype=torch.int64)  # [S]
-        self.num_logprobs = np.full(num_slots, -1, dtype=np.int64)  # [S], -1 = none wanted
+        self.params = SlotParams(num_slots, exempt)  # steps 6 to 8
         self._features = features
         self._free = list(range(num_slots - 1, -1, -1))
         self._blocks_host: np.ndarray[Any, np.dtype[np.int32]] = self.block_tables.numpy()
@@ -43,13 +41,7 @@ class RequestTable:
         params = seq.request.params
         seq.slot = slot
         self.sequences[slot] = seq
-        self.temperature[slot] = params.temperature
-        self.top_k[slot] = min(params.top_k or 0, 2**31 - 1)
-        self.top_p[slot] = 1.0 if params.top_p is None else params.top_p
-        self.min_p[slot] = params.min_p or 0.0
-        self.seeds[slot] = seq.seed - 2**64 if seq.seed >= 2**63 else seq.seed
-        self.num_prompt_tokens[slot] = seq.num_prompt_tokens
-        self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self.params.write(slot, params, seq.seed)
         self.set_blocks(seq)
         for feature in self._features:
             feature.add(slot, params)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from decodex.errors import ModelError, RequestError
 from decodex.models.source import ModelFiles, read_json
+from decodex.token_bytes import bytes_of_tokens
 
 if TYPE_CHECKING:
     import jinja2
@@ -77,6 +78,12 @@ class Tokenizer:
         """The vocabulary's own spelling of one token (byte-level alphabet and all)."""
         token: str | None = self._backend.id_to_token(token_id)
         return token
+
+    def token_bytes(self) -> list[bytes] | None:
+        """The bytes that each token adds to a text, [V]; None for a decoder that doesn't work on bytes."""
+        decoder = self._backend.decoder
+        state = None if decoder is None else decoder.__getstate__()
+        return bytes_of_tokens([self.id_to_token(token) for token in range(self.vocab_size)], state)
 
     def token_to_id(self, token: str) -> int | None:
         """Id of a token in the vocabulary's own spelling."""

@@ -90,6 +90,9 @@ class FakeTokenizer:
     def id_to_token(self, token_id: int) -> str | None:
         return chr(ord("a") + token_id)
 
+    def token_bytes(self) -> list[bytes]:
+        return [chr(ord("a") + i).encode() for i in range(self.vocab_size)]
+
     def apply_chat_template(self, messages: Sequence[dict], **_: object) -> list[int]:
         return self.encode("".join(m["content"] for m in messages))
 
@@ -108,6 +111,9 @@ class ByteTokenizer(FakeTokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+
+    def token_bytes(self) -> list[bytes]:
+        return [*(bytes([i]) for i in range(256)), b""]
 
 
 class RandomProposer:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from decodex.batch import Rows
+from decodex.features.feature import RowLists
+from decodex.kernels.penalties import add_bias_
 from decodex.params import SamplingParams
 
 __all__ = ["MinTokens"]
@@ -14,26 +16,36 @@ __all__ = ["MinTokens"]
 class MinTokens:
     """Pipeline step 2. Masks EOS (unless ignored) and stop token ids with -inf."""
 
-    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         self._eos = eos_token_ids
-        self._slots: dict[int, tuple[int, Tensor]] = {}
+        self._vocab_size = vocab_size
+        self._slots: dict[int, tuple[int, list[int]]] = {}
+
+    def check(self, params: SamplingParams) -> None:
+        """See Feature."""
 
     def add(self, slot: int, params: SamplingParams) -> bool:
         """See Feature."""
         banned = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self._eos)
+        banned = {token for token in banned if token < self._vocab_size}
         if params.min_tokens == 0 or not banned:
             return False
-        self._slots[slot] = (params.min_tokens, torch.tensor(sorted(banned)))
+        self._slots[slot] = (params.min_tokens, sorted(banned))
         return True
 
     def apply(self, logits: Tensor, rows: Rows) -> None:
         """See Feature."""
         if not self._slots:
             return
+        lists = RowLists()
         for row, (slot, num_output) in enumerate(zip(rows.slots_host, rows.num_output_host, strict=True)):
             entry = self._slots.get(slot)
             if entry is not None and num_output < entry[0]:
-                logits[row, entry[1].to(logits.device)] = -torch.inf
+                lists.add(row, entry[1], -np.inf)
+        if lists:
+            device = logits.device
+            values = lists.values(np.float32, device)
+            add_bias_(logits, lists.cu_of_all(len(logits), device), lists.token_ids(device), values)
 
     def remove(self, slot: int) -> None:
         """See Feature."""

@@ -1,0 +1,34 @@
+"""The features of the row pipeline, in its order: steps 2 (masks), 3 (penalties) and 4 (custom processors)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from decodex.features.bad_words import BadWords
+from decodex.features.bias import AllowedTokens, LogitBias
+from decodex.features.custom import CustomProcessors
+from decodex.features.dry import Dry
+from decodex.features.feature import Feature
+from decodex.features.min_tokens import MinTokens
+from decodex.features.no_repeat import NoRepeatNgram
+from decodex.features.penalties import Penalties
+from decodex.features.thinking import ThinkingBudget
+from decodex.features.vocabulary import Vocabulary
+
+__all__ = ["build_features"]
+
+
+def build_features(vocabulary: Vocabulary, processors: Sequence[Any] = ()) -> tuple[Feature, ...]:
+    """One object each for an engine; `processors` are the engine's own logits processors."""
+    return (
+        LogitBias(vocabulary.size),
+        AllowedTokens(vocabulary.size),
+        BadWords(vocabulary),
+        NoRepeatNgram(),
+        MinTokens(vocabulary.eos_token_ids, vocabulary.size),
+        ThinkingBudget(vocabulary),
+        Penalties(),
+        Dry(vocabulary),
+        CustomProcessors(processors),
+    )
