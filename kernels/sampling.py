@@ -1,21 +1,44 @@
 """Logits rows to tokens (steps 6 to 8 of the row pipeline) and raw log-probabilities; owned by the kernels room.
 
 The kept set of every truncation is exact: order (logit descending, id ascending), softmax mass in int64 fixed point,
-so neither batch mates, threads nor the body can move it.
+so neither batch mates, threads nor the body can move it. Step 7 in its order, each over the survivors so far, with
+the softmax over these; ties go to the lower id and at least one token survives:
+
+dynatemp_range   before everything: T' = T - range .. T + range by (H / log(count))^exponent over the finite logits
+top_n_sigma      logit >= maximum - n * standard deviation of the finite logits
+min_p            p >= min_p * the largest p
+top_k            the k most likely
+typical_p        the tokens with -log p nearest to H that have this mass
+epsilon_cutoff   p >= epsilon, and the most likely
+eta_cutoff       p >= min(eta, sqrt(eta) * exp(-H)), and the most likely
+top_p            the most likely that have this mass
+xtc              with probability xtc_probability: of those with p >= threshold only the least likely
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from decodex.kernels.backend import cpu_library
+from decodex.kernels.checks import describe
+from decodex.kernels.penalties import check_logits_
 from decodex.kernels.reference import sampling as reference
+from decodex.kernels.rng import PURPOSE_SAMPLE
 from decodex.kernels.sampling_rows import RareRows, SamplingRows, check_rows
 
-__all__ = ["RareRows", "SamplingRows", "TopLogprobs", "sample_rows", "top_logprobs"]
+__all__ = [
+    "RareRows",
+    "SamplingRows",
+    "TopLogprobs",
+    "argmax",
+    "gumbel_argmax",
+    "sample_rows",
+    "top_logprobs",
+    "truncate_",
+]
 
 
 class TopLogprobs(NamedTuple):
@@ -28,94 +51,180 @@ class TopLogprobs(NamedTuple):
 
 def _check_logits(logits: Tensor) -> Tensor:
     if logits.ndim != 2 or logits.dtype != torch.float32 or logits.shape[1] == 0:
-        raise ValueError(f"logits: expected fp32 [L, V], got {logits.dtype} {tuple(logits.shape)}")
+        raise ValueError(f"logits: expected fp32 [L, V], got {describe(logits)}")
     return logits if logits.stride(1) == 1 else logits.contiguous()
+
+
+def _library(logits: Tensor) -> Any:
+    return cpu_library() if logits.device.type == "cpu" else None
+
+
+def _check_status(status: int, vocab_size: int) -> None:
+    if status:
+        raise MemoryError(f"no memory for the candidates of {vocab_size} logits")
+
+
+def _contiguous(rows: SamplingRows) -> list[Tensor]:
+    """What the compiled bodies read, to be kept alive until the call is over: [L] each, rare [8, L], exempt [E]."""
+    common = [rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, rows.positions]
+    held = [tensor.contiguous() for tensor in common]
+    if rows.rare is not None:
+        held += [torch.stack(rows.rare[:-1]), rows.rare.exempt.contiguous()]
+    return held
+
+
+def _pointers(held: list[Tensor]) -> list[int]:
+    pointers = [tensor.data_ptr() for tensor in held]
+    return [*pointers, held[-1].shape[0]] if len(held) == 8 else [*pointers, 0, 0, 0]
 
 
 def sample_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Tokens [L] int64 drawn from logits [L, V] fp32 (not modified).
 
-    -1 for a row with NaN, +inf, nothing above -inf or nothing kept.
+    -1 for a row with NaN, +inf, nothing above -inf or nothing kept. Raises ValueError naming a wrong field.
     """
     logits = _check_logits(logits)
     num_rows, vocab_size = logits.shape
     check_rows(rows, num_rows)
     if num_rows == 0:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
-    library = cpu_library() if logits.device.type == "cpu" and rows.rare is None else None
+    library = _library(logits)
     if library is None:
         return reference.sample_rows(logits, rows)
-    parameters = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, rows.positions)
-    held = [tensor.contiguous() for tensor in parameters]  # alive until the call is over
+    held = _contiguous(rows)
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     status = library.sample_rows(
         logits.data_ptr(),
         logits.stride(0),
         num_rows,
         vocab_size,
-        *[tensor.data_ptr() for tensor in held],
+        *_pointers(held),
         token_ids.data_ptr(),
         torch.get_num_threads(),
     )
-    if status:
-        raise MemoryError(f"sample_rows: no memory for the candidates of {vocab_size} logits")
+    _check_status(status, vocab_size)
     return token_ids
 
 
-def _log_normalizers(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Row maximum [L] fp32 and log of the softmax mass above it [L] fp64."""
-    library = cpu_library() if logits.device.type == "cpu" else None
+def truncate_(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Logits [L, V] fp32 in place to (logit - maximum) / T of the tokens that step 7 keeps and -inf elsewhere.
+
+    T = 0: 0 at the arg-max. Rows for which `sample_rows` gives -1 become -inf. Processed log-probabilities are the
+    log-softmax of the result. Returns logits; raises ValueError naming a wrong field.
+    """
+    check_logits_(logits)
+    num_rows, vocab_size = logits.shape
+    check_rows(rows, num_rows)
+    library = _library(logits)
+    if num_rows == 0:
+        return logits
     if library is None:
-        maximum, mass = reference.softmax_mass(logits)
-    else:
-        num_rows, vocab_size = logits.shape
-        maximum, mass = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
-        status = library.softmax_mass(
-            logits.data_ptr(),
-            logits.stride(0),
-            num_rows,
-            vocab_size,
-            maximum.data_ptr(),
-            mass.data_ptr(),
-            torch.get_num_threads(),
-        )
-        if status:
-            raise MemoryError(f"softmax_mass: no memory for {vocab_size} logits")
-    return maximum, torch.log(mass.double() / reference.MASS_UNIT)  # NaN for a row without a finite maximum
+        return reference.truncate_(logits, rows)
+    held = _contiguous(rows)
+    status = library.truncate_rows(
+        logits.data_ptr(), logits.stride(0), num_rows, vocab_size, *_pointers(held), torch.get_num_threads()
+    )
+    _check_status(status, vocab_size)
+    return logits
 
 
-def _top_ids(logits: Tensor, n: int) -> Tensor:
-    """Ids [L, n] of the n largest logits, ties to the lower id, without a sort of the rows."""
-    values, ids = torch.topk(logits, n, dim=1)
-    cut = values[:, -1:]
-    for row in ((logits >= cut).sum(1) > n).nonzero().flatten().tolist():  # ties across the cut: lowest ids
-        is_above = values[row] > cut[row]
-        num_tied = n - int(is_above.sum())
-        tied = (logits[row] == cut[row]).nonzero().flatten()[:num_tied]
-        ids[row] = torch.cat([ids[row][is_above], tied])
-    ids = ids.sort(dim=1).values
-    order = logits.gather(1, ids).sort(dim=1, descending=True, stable=True).indices
-    return ids.gather(1, order)
+def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, purpose: int = PURPOSE_SAMPLE) -> Tensor:
+    """Arg-max [L] int64 of (logit - maximum) + Gumbel noise for logits [L, V] fp32: `sample_rows` at T = 1.
+
+    seeds, positions: [L] int64. No truncation; -1 as in `sample_rows`. Raises ValueError for other shapes.
+    """
+    logits = _check_logits(logits)
+    num_rows, vocab_size = logits.shape
+    for name, tensor in (("seeds", seeds), ("positions", positions)):
+        if tensor.dtype != torch.int64 or tensor.shape != (num_rows,):
+            raise ValueError(f"{name}: expected int64 [{num_rows}], got {describe(tensor)}")
+    if num_rows == 0:
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
+    library = _library(logits)
+    if library is None:
+        return reference.gumbel_argmax(logits, seeds, positions, purpose)
+    seeds, positions = seeds.contiguous(), positions.contiguous()
+    token_ids = torch.empty(num_rows, dtype=torch.int64)
+    status = library.gumbel_argmax(
+        logits.data_ptr(),
+        logits.stride(0),
+        num_rows,
+        vocab_size,
+        seeds.data_ptr(),
+        positions.data_ptr(),
+        purpose,
+        token_ids.data_ptr(),
+        torch.get_num_threads(),
+    )
+    _check_status(status, vocab_size)
+    return token_ids
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Ids [L] int64 of the largest logits [L, V] fp32, ties to the lower id; -1 for NaN, +inf or nothing above -inf."""
+    logits = _check_logits(logits)
+    num_rows, vocab_size = logits.shape
+    if num_rows == 0:
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
+    library = _library(logits)
+    if library is None:
+        return reference.argmax(logits)
+    token_ids = torch.empty(num_rows, dtype=torch.int64)
+    status = library.argmax_rows(
+        logits.data_ptr(), logits.stride(0), num_rows, vocab_size, token_ids.data_ptr(), torch.get_num_threads()
+    )
+    _check_status(status, vocab_size)
+    return token_ids
+
+
+def _top_tokens(logits: Tensor, n: int, chosen: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Ids [L, n], ranks [L] of the chosen tokens, row maxima [L] fp32 and softmax masses [L] int64."""
+    library = _library(logits)
+    if library is None:
+        return (*reference.top_tokens(logits, n, chosen), *reference.softmax_mass(logits))
+    num_rows, vocab_size = logits.shape
+    ids, maximum = torch.empty(num_rows, n, dtype=torch.int64), torch.empty(num_rows)
+    mass = torch.empty(num_rows, dtype=torch.int64)
+    chosen = None if chosen is None else chosen.contiguous()
+    ranks = None if chosen is None else torch.empty_like(chosen)
+    status = library.top_tokens(
+        logits.data_ptr(),
+        logits.stride(0),
+        num_rows,
+        vocab_size,
+        n,
+        0 if chosen is None else chosen.data_ptr(),
+        ids.data_ptr(),
+        0 if ranks is None else ranks.data_ptr(),
+        maximum.data_ptr(),
+        mass.data_ptr(),
+        torch.get_num_threads(),
+    )
+    _check_status(status, vocab_size)
+    return ids, ranks, maximum, mass
 
 
 def top_logprobs(logits: Tensor, n: int, token_ids: Tensor | None = None) -> TopLogprobs:
     """Raw log-softmax of the n best tokens (0 <= n <= V) of each row of logits [L, V] fp32, and of token_ids [L] int64.
 
-    Same bits for a row whatever its batch mates. Raises ValueError for another n."""
+    Same bits for a row whatever its batch mates; NaN for a row with NaN, +inf or nothing above -inf. Raises ValueError
+    for another n or ids outside the vocabulary."""
     logits = _check_logits(logits)
     num_rows, vocab_size = logits.shape
     if not 0 <= n <= vocab_size:
         raise ValueError(f"n: expected 0..{vocab_size}, got {n}")
-    ids = _top_ids(logits, n) if n and num_rows else torch.empty(num_rows, n, dtype=torch.int64, device=logits.device)
-    ranks = None
     if token_ids is not None:
         if token_ids.dtype != torch.int64 or token_ids.shape != (num_rows,):
-            raise ValueError(f"token_ids: expected int64 [{num_rows}], got {token_ids.dtype} {tuple(token_ids.shape)}")
-        chosen = token_ids[:, None]
-        logit = logits.gather(1, chosen)
-        before = torch.arange(vocab_size, device=logits.device) < chosen
-        ranks = ((logits > logit) | ((logits == logit) & before)).sum(1) + 1
-        ids = torch.cat([ids, chosen], dim=1)
-    maximum, log_mass = _log_normalizers(logits)
+            raise ValueError(f"token_ids: expected int64 [{num_rows}], got {describe(token_ids)}")
+        if num_rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
+            raise ValueError(f"token_ids: expected 0..{vocab_size - 1}, got {token_ids.tolist()}")
+    if num_rows == 0:
+        width = n + (token_ids is not None)
+        ids = torch.empty(0, width, dtype=torch.int64, device=logits.device)
+        return TopLogprobs(torch.empty(0, width, device=logits.device), ids, token_ids)
+    ids, ranks, maximum, mass = _top_tokens(logits, n, token_ids)
+    if token_ids is not None:
+        ids = torch.cat([ids, token_ids[:, None]], dim=1)
+    log_mass = torch.log(mass.double() / reference.MASS_UNIT)  # NaN for a row without a finite maximum
     values = (logits.gather(1, ids).double() - maximum[:, None].double()) - log_mass[:, None]
     return TopLogprobs(values.float(), ids, ranks)

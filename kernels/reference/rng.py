@@ -94,3 +94,11 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int, purpose: int
     key = ((seeds & _MASK)[:, None], ((seeds >> 32) & _MASK)[:, None])
     words = torch.stack(philox_4x32(counter, key), dim=-1)  # [L, V/4, 4]
     return gumbel_from_words(words.flatten(1)[:, :vocab_size])
+
+
+def uniform(seeds: Tensor, positions: Tensor, purpose: int) -> Tensor:
+    """One number in (0, 1) of each row, [L] fp32, with 23 bits: the first word of its stream."""
+    zero = torch.zeros_like(positions)
+    counter = (zero, positions & _MASK, zero + purpose, zero)
+    word = philox_4x32(counter, (seeds & _MASK, (seeds >> 32) & _MASK))[0]
+    return ((word >> 9).to(torch.float32) + 0.5) * 2.0**-23
