@@ -28,6 +28,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+FP32_MAX = 3.4028234663852886e38  # parameters become fp32 on the device
+
 
 class Refusal(NamedTuple):
     """A keyword that is known and not offered: why, and the values that ask for nothing (accepted, no effect)."""
@@ -141,7 +143,10 @@ def check_number(
     )
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise RequestError(field, value, bounds)
-    number = float(value)
-    if not math.isfinite(number) or number < low or number > high or (open_low and number == low):
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        raise RequestError(field, value, bounds) from None
+    if not abs(number) <= FP32_MAX or number < low or number > high or (open_low and number == low):
         raise RequestError(field, value, bounds)
     return number

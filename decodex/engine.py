@@ -19,6 +19,7 @@ from decodex.models.interface import CausalLM
 from decodex.models.loader import load_model
 from decodex.models.source import resolve_model
 from decodex.outputs import RequestOutput
+from decodex.params import SamplingParams
 from decodex.processors import bind
 from decodex.request import Request, Sequence, Status
 from decodex.runner import ModelRunner
@@ -44,6 +45,16 @@ MASKS = (
 )
 
 
+def check_torch_defaults() -> None:
+    """Raise EngineError where torch's process-wide defaults were changed: new tensors would have the wrong dtype."""
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    if dtype != torch.float32 or device.type != "cpu":
+        raise EngineError(
+            f"torch's defaults are {dtype} on {device}, expected torch.float32 on cpu: "
+            "undo torch.set_default_dtype / torch.set_default_device around decodex"
+        )
+
+
 class Engine:
     """Requests in, tokens out. `step()` is the whole loop; everything else is bookkeeping around it."""
 
@@ -56,6 +67,7 @@ class Engine:
         proposer: Proposer | None = None,
     ) -> None:
         device = torch.device("cpu") if device is None else device
+        check_torch_defaults()
         self.model = model
         self.tokenizer = tokenizer
         self.config = resolve(config, model.max_position, model.kv_spec, device)
@@ -118,8 +130,10 @@ class Engine:
             self._end(request, "error", error)
         return failed
 
+    @torch.inference_mode()
     def step(self) -> list[Request]:
         """One decode step. Returns the requests that got tokens or ended."""
+        check_torch_defaults()
         plan = self.scheduler.plan()
         batch = self.runner.stage(plan)
         logits = self.runner.forward(batch)
@@ -190,7 +204,8 @@ class Engine:
         if error is not None:
             message = f"choice {seq.index}, position {position}: {error}"
         else:
-            masks = [name for name in MASKS if getattr(seq.request.params, name)]
+            params, plain = seq.request.params, SamplingParams()
+            masks = [name for name in MASKS if getattr(params, name) != getattr(plain, name)]
             by = f" by {', '.join(masks)}" if masks else ""
             message = (
                 f"choice {seq.index}: no token is left at position {position} "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -49,14 +51,29 @@ def failed_output(request_id: str, prompt: Any, error: DecodexError) -> RequestO
     return RequestOutput(request_id, text, [], [], True, RequestMetrics(arrival_time=0.0), error=error)
 
 
+def template_call(
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    chat_template_kwargs: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The keywords of `Tokenizer.apply_chat_template` for the chat methods. Raises RequestError."""
+    extra = {} if chat_template_kwargs is None else chat_template_kwargs
+    if not isinstance(extra, Mapping):
+        raise RequestError("chat_template_kwargs", extra, "a mapping of the template's own variables")
+    taken = {"messages", "tools", "add_generation_prompt"} & set(extra)
+    if taken:
+        raise RequestError("chat_template_kwargs", sorted(taken), "no name that chat itself takes")
+    return {"add_generation_prompt": add_generation_prompt, "tools": tools, **extra}
+
+
 class LLM:
-    """A loaded model with its engine. Not thread-safe: use `AsyncLLM` to serve.
+    """A loaded model with its engine. Several threads may call it: their requests share the batch, steps take turns.
 
     Arguments are the fields of `EngineConfig`. Raises ModelError (a model that can't be loaded) or RequestError.
     """
 
-    def __init__(self, model: str = "smollm2-135m", **options: Any) -> None:
-        self._start(Engine.load(EngineConfig(model=model, **options)))
+    def __init__(self, model: str | os.PathLike[str] = "smollm2-135m", **options: Any) -> None:
+        self._start(Engine.load(EngineConfig(model=os.fspath(model), **options)))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> LLM:
@@ -68,6 +85,7 @@ class LLM:
     def _start(self, engine: Engine) -> None:
         self.engine = engine
         self.tokenizer = engine.tokenizer
+        self._turn = threading.RLock()
 
     def generate(
         self,
@@ -91,24 +109,31 @@ class LLM:
         messages: Messages | Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int = 0,
         use_tqdm: bool = True,
-        **template_options: Any,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them through the model's chat template.
 
-        A message is {"role": ..., "content": ...}. Raises RequestError for a model without a template.
+        A message is {"role": ..., "content": ...}; `chat_template_kwargs` are variables of the template. Raises
+        RequestError for a model without a template; in a list, a refused conversation gets an output with `error`.
         """
+        if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+            raise RequestError("messages", messages, "a list of messages, or a list of such lists")
+        options = template_call(add_generation_prompt, tools, chat_template_kwargs)
         single = len(messages) > 0 and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
         prompts: list[Any] = []
         for conversation in conversations:
             try:
-                prompts.append(self.tokenizer.apply_chat_template(conversation, **template_options))
+                prompts.append(self.tokenizer.apply_chat_template(conversation, **options))
             except RequestError as error:
                 if single:
                     raise
                 prompts.append(error)
-        return self._run(prompts, one_params_each(params, len(prompts)), 0, use_tqdm, raise_refusal=single)
+        return self._run(prompts, one_params_each(params, len(prompts)), priority, use_tqdm, raise_refusal=single)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput]:
         """Answer one prompt, yielding the answer so far after every step that adds to it; the last one is finished.
@@ -116,32 +141,47 @@ class LLM:
         Closing the iterator early aborts the request.
         """
         request = self.engine.admission.admit(prompt, params)
-        self.engine.add(request)
+        with self._turn:
+            self.engine.add(request)
         try:
+            shown = -1
             while not request.is_finished:
-                if request in self._step():
+                self._step(request)
+                length = sum(len(seq.token_ids) for seq in request.sequences)
+                if length != shown or request.is_finished:
+                    shown = length
                     yield self.engine.output_of(request)
         finally:
-            if not request.is_finished:
-                self.engine.abort(request.request_id)
+            with self._turn:
+                if not request.is_finished:
+                    self.engine.abort(request.request_id)
         if request.error is not None:
             raise request.error
 
     def stream_chat(
-        self, messages: Messages, params: SamplingParams | None = None, **template_options: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Generator[RequestOutput]:
         """`stream` for a conversation."""
-        return self.stream(self.tokenizer.apply_chat_template(messages, **template_options), params)
+        options = template_call(add_generation_prompt, tools, chat_template_kwargs)
+        return self.stream(self.tokenizer.apply_chat_template(messages, **options), params)
 
-    def _step(self) -> list[Request]:
-        try:
-            return self.engine.step()
-        except Exception as error:
-            failure = (
-                error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
-            )
-            self.engine.fail_all(failure)
-            raise failure from error
+    def _step(self, *waiting_for: Request) -> None:
+        """One step, unless another thread's step has just finished what the caller waits for."""
+        with self._turn:
+            if waiting_for and all(request.is_finished for request in waiting_for):
+                return
+            try:
+                self.engine.step()
+            except Exception as error:
+                failure = error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
+                self.engine.fail_all(failure)
+                raise failure from error
 
     def _run(
         self,
@@ -152,35 +192,31 @@ class LLM:
         raise_refusal: bool,
     ) -> list[RequestOutput]:
         outputs: list[RequestOutput | None] = [None] * len(prompts)
-        places: dict[str, int] = {}
+        places: dict[int, Request] = {}  # in flight
         todo = iter(range(len(prompts)))
         bar = tqdm(total=len(prompts), desc="requests", disable=not (use_tqdm and sys.stderr.isatty()))
         num_tokens = 0
         try:
-            exhausted = False
-            while not exhausted or places:
-                while not exhausted and self.engine.has_queue_room:
+            place = next(todo, None)
+            while place is not None or places:
+                while place is not None and self.engine.has_queue_room:
+                    outputs[place] = self._submit(prompts[place], params[place], priority, place, places, raise_refusal)
+                    bar.update(outputs[place] is not None)
                     place = next(todo, None)
-                    if place is None:
-                        exhausted = True
-                    else:
-                        outputs[place] = self._submit(
-                            prompts[place], params[place], priority, place, places, raise_refusal
-                        )
-                if not places:
-                    continue
-                for request in self._step():
-                    if request.is_finished and request.request_id in places:
-                        output = self.engine.output_of(request)
-                        outputs[places.pop(request.request_id)] = output
-                        num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
-                        rate = num_tokens / max(1e-9, bar.format_dict["elapsed"])
-                        bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
-                        bar.update()
+                if places or place is not None:
+                    self._step(*places.values())
+                for done in [index for index, request in places.items() if request.is_finished]:
+                    output = self.engine.output_of(places.pop(done))
+                    outputs[done] = output
+                    num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+                    rate = num_tokens / max(1e-9, bar.format_dict["elapsed"])
+                    bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
+                    bar.update()
         finally:
             bar.close()
-            for request_id in places:  # an interrupt or a refusal: nothing stays behind
-                self.engine.abort(request_id)
+            with self._turn:
+                for request in places.values():  # an interrupt or a refusal: nothing stays behind
+                    self.engine.abort(request.request_id)
         return [output for output in outputs if output is not None]
 
     def _submit(
@@ -189,7 +225,7 @@ class LLM:
         params: SamplingParams | None,
         priority: int,
         place: int,
-        places: dict[str, int],
+        places: dict[int, Request],
         raise_refusal: bool,
     ) -> RequestOutput | None:
         """Queue one prompt of a call; returns its reply at once if it is refused."""
@@ -197,10 +233,11 @@ class LLM:
             if isinstance(prompt, RequestError):
                 raise prompt
             request = self.engine.admission.admit(prompt, params, priority=priority)
-            self.engine.add(request)
+            with self._turn:
+                self.engine.add(request)
         except RequestError as error:
             if raise_refusal:
                 raise
             return failed_output(f"refused-{place}", prompt, error)
-        places[request.request_id] = place
+        places[place] = request
         return None

@@ -214,7 +214,13 @@ def _plain_messages(messages: object) -> list[dict[str, Any]]:
 
 def _plain(value: Any) -> Any:
     """A copy made of JSON types only, so that a template can reach no object of ours."""
-    if value is None or isinstance(value, (str, int, float, bool)):
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise RequestError("messages", value, "text without lone surrogates") from None
+        return value
+    if value is None or isinstance(value, (int, float, bool)):
         return value
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}

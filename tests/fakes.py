@@ -50,6 +50,7 @@ class FakeModel:
         self.num_tokens = 0
         self._logits_of = logits_of or (lambda prefix: hash_logits(prefix, vocab_size))
 
+    @torch.inference_mode()  # as real models: what comes out can only be changed in place inside the mode
     def forward(self, batch: ForwardBatch, kv: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
         self.num_forwards += 1
         self.num_tokens += len(batch.token_ids)
@@ -114,6 +115,31 @@ class ByteTokenizer(FakeTokenizer):
 
     def token_bytes(self) -> list[bytes]:
         return [*(bytes([i]) for i in range(256)), b""]
+
+
+class TextTokenizer(FakeTokenizer):
+    """Token i is texts[i], longest match first; token 0 is EOS and special."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        super().__init__(len(texts))
+        self.texts = list(texts)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids = []
+        while text:
+            fitting = [i for i, known in enumerate(self.texts) if text.startswith(known)]
+            ids.append(max(fitting, key=lambda i: len(self.texts[i])))
+            text = text[len(self.texts[ids[-1]]) :]
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(self.texts[i] for i in ids if not (skip_special_tokens and i == EOS))
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return self.texts[token_id]
+
+    def token_bytes(self) -> list[bytes]:
+        return [text.encode() for text in self.texts]
 
 
 class RandomProposer:

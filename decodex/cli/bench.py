@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from decodex.cli.flags import Parser, as_list
 from decodex.cli.loading import add_engine_flags, load_llm
 from decodex.cli.machine import machine_facts, version_facts
+from decodex.definition import check_int
+from decodex.errors import RequestError
 from decodex.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -79,6 +81,9 @@ def build_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Measure every cell and print the table as it grows."""
     arguments = build_parser().parse_exactly(argv)
+    check_int("--rounds", arguments.rounds, 1)
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        raise RequestError("--json", str(arguments.json), "a file in a folder that exists")
     start = time.perf_counter()
     llm = load_llm(arguments)
     ready_seconds = time.perf_counter() - start
@@ -89,7 +94,7 @@ def run(argv: Sequence[str]) -> int:
     grid = itertools.product(arguments.sampling, arguments.prompt_lens, arguments.output_lens, arguments.batch_sizes)
     for sampling, prompt_tokens, output_tokens, batch in grid:
         params = SamplingParams(max_tokens=output_tokens, ignore_eos=True, seed=0, **SAMPLINGS[sampling])
-        cell = measure_cell(llm, batch, prompt_tokens, params, max(1, arguments.rounds), sampling)
+        cell = measure_cell(llm, batch, prompt_tokens, params, arguments.rounds, sampling)
         cells.append(cell)
         print(
             f"{cell.batch:5} {cell.prompt_tokens:6} {cell.output_tokens:6} {cell.sampling:>8} "

@@ -6,13 +6,12 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from decodex.cli.flags import Parser, add_flags, given, one_line
 from decodex.cli.loading import add_engine_flags, load_llm
 from decodex.errors import DecodexError, RequestError
-from decodex.outputs import RequestOutput
 from decodex.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -79,15 +78,10 @@ def answer(llm: LLM, messages: list[Message], params: SamplingParams) -> list[Me
     return [*messages, {"role": "assistant", "content": text}]
 
 
-def answers(llm: LLM, messages: list[Message], params: SamplingParams) -> Generator[RequestOutput, None, None]:
-    """The answer as it grows; closing the generator aborts the request."""
-    yield from llm.stream_chat(messages, params)
-
-
 def stream_answer(llm: LLM, messages: list[Message], params: SamplingParams) -> str:
     """Print the answer as it grows and return it, or as much of it as there was when Ctrl-C came."""
     shown = ""
-    with interrupt_flag() as interrupted, contextlib.closing(answers(llm, messages, params)) as outputs:
+    with interrupt_flag() as interrupted, contextlib.closing(llm.stream_chat(messages, params)) as outputs:
         for output in outputs:
             text = output.outputs[0].text
             print(text[len(shown) :], end="", flush=True)

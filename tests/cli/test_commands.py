@@ -59,7 +59,7 @@ def test_chat_remembers_until_reset(
     heard: list[str] = []
     template = llm.tokenizer.apply_chat_template
 
-    def listen(messages: list[dict[str, str]]) -> list[int]:
+    def listen(messages: list[dict[str, str]], **_: object) -> list[int]:
         heard.append("|".join(message["content"] for message in messages))
         return list(template(messages))
 
