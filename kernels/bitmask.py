@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decodex.kernels.backend import cpu_library
+from decodex.kernels.backend import cpu_library, gpu_body
 from decodex.kernels.checks import describe
 from decodex.kernels.penalties import check_logits_
 from decodex.kernels.reference import bitmask as reference
@@ -33,7 +33,7 @@ def apply_token_bitmask_(logits: Tensor, bitmask: Tensor, row_ids: Tensor | None
         raise ValueError(f"row_ids: expected a tensor on {logits.device}, got {describe(row_ids)}")
     library = cpu_library() if logits.device.type == "cpu" else None
     if library is None:
-        status = reference.apply_token_bitmask_(logits, bitmask, row_ids)
+        status = (gpu_body("bitmask", logits) or reference).apply_token_bitmask_(logits, bitmask, row_ids)
     else:
         bitmask = bitmask if bitmask.stride(1) == 1 else bitmask.contiguous()
         row_ids = None if row_ids is None else row_ids.contiguous()

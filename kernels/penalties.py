@@ -1,6 +1,7 @@
 """Sparse changes of logits rows (steps 2 and 3 of the row pipeline): bias, allow sets, penalties. All in place.
 
 Lists of tokens per row are ragged: row l owns entries cu[l] .. cu[l + 1]. A token is listed at most once per row.
+On a GPU lists are not checked (that would wait for the device); ids outside the vocabulary are passed over there.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decodex.kernels.backend import cpu_library
+from decodex.kernels.backend import cpu_library, gpu_body
 from decodex.kernels.checks import describe
 from decodex.kernels.reference import penalties as reference
 
@@ -74,7 +75,7 @@ def apply_penalties_(
     library = cpu_library() if logits.device.type == "cpu" else None
     if library is None:
         args = (cu, token_ids, output_counts, repetition, frequency, presence)
-        status = reference.apply_penalties_(logits, *args)
+        status = (gpu_body("penalties", logits) or reference).apply_penalties_(logits, *args)
     else:
         status = library.apply_penalties(
             logits.data_ptr(),
@@ -105,7 +106,7 @@ def add_bias_(logits: Tensor, cu: Tensor, token_ids: Tensor, values: Tensor) -> 
     values = _check("values", values, torch.float32, num_ids, logits)
     library = cpu_library() if logits.device.type == "cpu" else None
     if library is None:
-        status = reference.add_bias_(logits, cu, token_ids, values)
+        status = (gpu_body("penalties", logits) or reference).add_bias_(logits, cu, token_ids, values)
     else:
         status = library.add_bias(
             logits.data_ptr(),
@@ -134,7 +135,7 @@ def keep_only_(logits: Tensor, row_ids: Tensor, cu: Tensor, token_ids: Tensor) -
     num_ids = token_ids.shape[0]
     library = cpu_library() if logits.device.type == "cpu" else None
     if library is None:
-        status = reference.keep_only_(logits, row_ids, cu, token_ids)
+        status = (gpu_body("penalties", logits) or reference).keep_only_(logits, row_ids, cu, token_ids)
     else:
         status = library.keep_only(
             logits.data_ptr(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decodex.kernels.backend import cpu_library
+from decodex.kernels.backend import cpu_library, gpu_body
 from decodex.kernels.reference import rng as reference
 
 PURPOSE_SAMPLE = 0  # the Gumbel noise of step 8, shared by target and coupled drafts
@@ -40,7 +40,8 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int, purpose: int
         )
     library = cpu_library() if seeds.device.type == "cpu" else None
     if library is None:
-        return reference.gumbel_noise(seeds, positions, vocab_size, purpose)
+        noise: Tensor = (gpu_body("rng", seeds) or reference).gumbel_noise(seeds, positions, vocab_size, purpose)
+        return noise
     seeds, positions = seeds.contiguous(), positions.contiguous()
     num_rows = seeds.shape[0]
     noise = torch.empty(num_rows, vocab_size)

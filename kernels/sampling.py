@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from decodex.kernels.backend import cpu_library
+from decodex.kernels.backend import cpu_library, gpu_body
 from decodex.kernels.checks import describe
 from decodex.kernels.penalties import check_logits_
 from decodex.kernels.reference import sampling as reference
@@ -59,6 +59,11 @@ def _library(logits: Tensor) -> Any:
     return cpu_library() if logits.device.type == "cpu" else None
 
 
+def _torch_or_gpu(logits: Tensor, rows: SamplingRows | None = None) -> Any:
+    """The bodies for where no library runs; rare truncations have none in Triton."""
+    return (gpu_body("sampling", logits) if rows is None or rows.rare is None else None) or reference
+
+
 def _check_status(status: int, vocab_size: int) -> None:
     if status:
         raise MemoryError(f"no memory for the candidates of {vocab_size} logits")
@@ -90,7 +95,8 @@ def sample_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     library = _library(logits)
     if library is None:
-        return reference.sample_rows(logits, rows)
+        result: Tensor = _torch_or_gpu(logits, rows).sample_rows(logits, rows)
+        return result
     held = _contiguous(rows)
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     status = library.sample_rows(
@@ -119,7 +125,8 @@ def truncate_(logits: Tensor, rows: SamplingRows) -> Tensor:
     if num_rows == 0:
         return logits
     if library is None:
-        return reference.truncate_(logits, rows)
+        result: Tensor = _torch_or_gpu(logits, rows).truncate_(logits, rows)
+        return result
     held = _contiguous(rows)
     status = library.truncate_rows(
         logits.data_ptr(), logits.stride(0), num_rows, vocab_size, *_pointers(held), torch.get_num_threads()
@@ -142,7 +149,8 @@ def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, purpose: int
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     library = _library(logits)
     if library is None:
-        return reference.gumbel_argmax(logits, seeds, positions, purpose)
+        result: Tensor = _torch_or_gpu(logits).gumbel_argmax(logits, seeds, positions, purpose)
+        return result
     seeds, positions = seeds.contiguous(), positions.contiguous()
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     status = library.gumbel_argmax(
@@ -168,7 +176,8 @@ def argmax(logits: Tensor) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     library = _library(logits)
     if library is None:
-        return reference.argmax(logits)
+        result: Tensor = _torch_or_gpu(logits).argmax(logits)
+        return result
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     status = library.argmax_rows(
         logits.data_ptr(), logits.stride(0), num_rows, vocab_size, token_ids.data_ptr(), torch.get_num_threads()
@@ -181,6 +190,9 @@ def _top_tokens(logits: Tensor, n: int, chosen: Tensor | None) -> tuple[Tensor, 
     """Ids [L, n], ranks [L] of the chosen tokens, row maxima [L] fp32 and softmax masses [L] int64."""
     library = _library(logits)
     if library is None:
+        if (gpu := gpu_body("sampling", logits)) is not None:
+            parts: tuple[Tensor, Tensor | None, Tensor, Tensor] = gpu.top_tokens(logits, n, chosen)
+            return parts
         return (*reference.top_tokens(logits, n, chosen), *reference.softmax_mass(logits))
     num_rows, vocab_size = logits.shape
     ids, maximum = torch.empty(num_rows, n, dtype=torch.int64), torch.empty(num_rows)
@@ -216,7 +228,8 @@ def top_logprobs(logits: Tensor, n: int, token_ids: Tensor | None = None) -> Top
     if token_ids is not None:
         if token_ids.dtype != torch.int64 or token_ids.shape != (num_rows,):
             raise ValueError(f"token_ids: expected int64 [{num_rows}], got {describe(token_ids)}")
-        if num_rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
+        is_checked = num_rows and not logits.is_cuda  # a look at the values would wait for the GPU
+        if is_checked and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
             raise ValueError(f"token_ids: expected 0..{vocab_size - 1}, got {token_ids.tolist()}")
     if num_rows == 0:
         width = n + (token_ids is not None)

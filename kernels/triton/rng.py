@@ -1,0 +1,110 @@
+"""Counter-based noise in Triton: bit-equal to `kernels/reference/rng.py`, whose constants these are."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from decodex.kernels.triton.launch import TILE, launch, num_tiles, on_device
+
+_MULTIPLIER_0 = tl.constexpr(0xD2511F53)
+_MULTIPLIER_1 = tl.constexpr(0xCD9E8D57)
+_WEYL_0 = tl.constexpr(0x9E3779B9)
+_WEYL_1 = tl.constexpr(0xBB67AE85)
+_LN2_HIGH = tl.constexpr(0.693359375)
+_LN2_LOW = tl.constexpr(-2.12194440e-4)
+_LOG2_E = tl.constexpr(1.44269504088896341)
+_EXP_LOWEST = tl.constexpr(-87.0)
+
+
+@triton.jit
+def log_positive(x):
+    bits = x.to(tl.int32, bitcast=True)
+    exponent = (bits - 0x3F3504F3) >> 23
+    f = (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0
+    e = exponent.to(tl.float32)
+    square = f * f
+    p = -0.07635588198900223 * f + 0.1276330053806305
+    p = p * f + -0.13160595297813416
+    p = p * f + 0.14201557636260986
+    p = p * f + -0.16623297333717346
+    p = p * f + 0.20001232624053955
+    p = p * f + -0.250008225440979
+    p = p * f + 0.3333333134651184
+    y = (square * f) * p
+    y = y - square * 0.5
+    y = y + e * _LN2_LOW
+    y = f + y
+    return y + e * _LN2_HIGH
+
+
+@triton.jit
+def exp_nonpositive(x):
+    clamped = tl.where(x > _EXP_LOWEST, x, _EXP_LOWEST)
+    n = (clamped * _LOG2_E - 0.5).to(tl.int32)
+    e = n.to(tl.float32)
+    r = clamped - e * _LN2_HIGH
+    r = r - e * _LN2_LOW
+    p = 0.001381418900564313 * r + 0.008368914015591145
+    p = p * r + 0.04166840761899948
+    p = p * r + 0.1666651964187622
+    p = p * r + 0.4999999403953552
+    y = ((r * r) * p + r) + 1.0
+    y = y * ((n + 127) << 23).to(tl.float32, bitcast=True)
+    return tl.where(x > _EXP_LOWEST, y, 0.0)
+
+
+@triton.jit
+def gumbel_tile(seed, position, purpose, first, N: tl.constexpr):
+    """Noise [N] fp32 of tokens first, first + 1, ... (first and N multiples of 4): one Philox call serves four."""
+    c0 = (first // 4 + tl.arange(0, N // 4)).to(tl.uint32)
+    c1 = tl.zeros([N // 4], tl.uint32) + position.to(tl.uint32)
+    c2 = tl.zeros([N // 4], tl.uint32) + purpose
+    c3 = tl.zeros([N // 4], tl.uint32)
+    k0 = (seed & 0xFFFFFFFF).to(tl.uint32)
+    k1 = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    for _ in tl.static_range(10):
+        high0, low0 = tl.umulhi(c0, _MULTIPLIER_0), c0 * _MULTIPLIER_0
+        high1, low1 = tl.umulhi(c2, _MULTIPLIER_1), c2 * _MULTIPLIER_1
+        c0 = high1 ^ c1 ^ k0
+        c2 = high0 ^ c3 ^ k1
+        c1 = low1
+        c3 = low0
+        k0 = k0 + _WEYL_0
+        k1 = k1 + _WEYL_1
+    words = tl.interleave(tl.interleave(c0, c2), tl.interleave(c1, c3))
+    u = ((words >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2^-23
+    return -log_positive(-log_positive(u))
+
+
+@triton.jit
+def _gumbel_noise(
+    noise,  # [L, V] fp32, written
+    seeds,  # [L] int64
+    positions,  # [L] int64
+    V,
+    purpose,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * TILE
+    ids = first + tl.arange(0, TILE)
+    values = gumbel_tile(tl.load(seeds + row), tl.load(positions + row), purpose, first, TILE)
+    tl.store(noise + row * V + ids, values, mask=ids < V)
+
+
+@on_device
+def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int, purpose: int) -> Tensor:
+    """[L] int64 seeds and positions -> [L, V] fp32."""
+    num_rows = seeds.shape[0]
+    noise = torch.empty(num_rows, vocab_size, device=seeds.device)
+    if num_rows:
+        grid = (num_rows, num_tiles(vocab_size))
+        launch(_gumbel_noise, grid, noise, seeds.contiguous(), positions.contiguous(), vocab_size, purpose, TILE=TILE)
+    return noise
+
+
+# What `decodex kernels compile` builds: kernel, argument types in order, constants, warps.
+KERNELS = [(_gumbel_noise, "*fp32 *i64 *i64 i32 i32", {"TILE": TILE}, 4)]
