@@ -189,17 +189,15 @@ class Bias:
 class Processors:
     """Custom logits processors, as a tuple; None is the empty tuple."""
 
-    expected = "callables"
+    expected = "objects with `apply`, or callables"
     off = (None, ())
 
     def __call__(self, field: str, value: Any) -> tuple[Any, ...]:
         if value is None:
             return ()
-        if callable(value):
-            raise RequestError(field, value, "a list of logits processors", "put it into a list")
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-            raise RequestError(field, value, "a list of logits processors")
+            raise RequestError(field, value, "a list of logits processors", "put a single one into a list")
         for index, processor in enumerate(value):
-            if not callable(processor):
-                raise RequestError(f"{field}[{index}]", processor, "a callable")
+            if not callable(processor) and not callable(getattr(processor, "apply", None)):
+                raise RequestError(f"{field}[{index}]", processor, "a callable, or an object with apply")
         return tuple(value)

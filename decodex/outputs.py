@@ -29,7 +29,7 @@ class RequestMetrics:
     finished_time: float | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    speculation_off: str | None = None  # why no draft is verified for this request, though the engine has a proposer
+    speculation_off: str | None = None  # why no proposer is asked for this request
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from decodex.batch import StepBatch, StepOutput
 from decodex.features.feature import Feature
-from decodex.kernels import sampling
-from decodex.kernels.sampling import SamplingRows, sample_rows
+from decodex.kernels.sampling import SamplingRows, sample_rows, truncate_
 from decodex.logprobs import LogprobReader, Wanted
 from decodex.outputs import Logprob
 from decodex.params import SamplingParams
@@ -89,7 +88,7 @@ class Sampler:
         if not copies:
             return {}
         chosen = rows.select(torch.tensor(list(copies)))
-        kept = sampling.__dict__["truncate_"](torch.stack(list(copies.values())), chosen)
+        kept = truncate_(torch.stack(list(copies.values())), chosen)
         return dict(zip(copies, kept, strict=True))
 
     def _logprobs(

@@ -145,7 +145,15 @@ class TextTokenizer(FakeTokenizer):
 class RandomProposer:
     """Drafts trees of random tokens, some of them the ones that a model with `logits_of` would emit greedily."""
 
-    def __init__(self, seed: int, vocab_size: int = VOCAB, max_nodes: int = 6, chain: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        vocab_size: int = VOCAB,
+        max_nodes: int = 6,
+        chain: bool = False,
+        logits_of: Callable | None = None,
+    ) -> None:
+        self._logits_of = logits_of or (lambda prefix: hash_logits(prefix, vocab_size))
         self._rng = np.random.default_rng(seed)
         self._vocab_size = vocab_size
         self._max_nodes = max_nodes
@@ -166,7 +174,7 @@ class RandomProposer:
                 path.append(tokens[at])
                 at = parents[at]
             prefix += reversed(path)
-            good = int(hash_logits(prefix, self._vocab_size).argmax())
+            good = int(self._logits_of(prefix).argmax())
             tokens.append(good if self._rng.random() < 0.7 else int(self._rng.integers(0, self._vocab_size)))
         return Draft(tuple(tokens), tuple(parents)) if count else None
 

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from decodex import EngineConfig, RequestError, SamplingParams
+from decodex.parameter_docs import parameters_markdown
 
 
 @pytest.mark.parametrize(
@@ -120,3 +121,12 @@ def test_refused_by_name_with_the_reason(name, value, reason):
 @pytest.mark.parametrize(("name", "off"), [("mirostat", 0), ("use_beam_search", False), ("best_of", 1)])
 def test_refused_name_that_asks_for_nothing_is_absent(name, off):
     assert SamplingParams(**{name: off}) == SamplingParams()
+
+
+def test_the_page_of_parameters_is_up_to_date(repository):
+    """docs/parameters.md is written from the definitions: python -m decodex.parameter_docs docs/parameters.md."""
+    page = (repository / "docs/parameters.md").read_text(encoding="utf-8")
+    assert page == parameters_markdown()
+    for field in dataclasses.fields(SamplingParams):
+        assert f"| `{field.name}` |" in page
+        assert field.metadata["check"] is not None

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from decodex.cli.flags import Parser, add_flags, given, one_line
 from decodex.cli.loading import add_engine_flags, load_llm
 from decodex.errors import RequestError
-from decodex.outputs import RequestOutput
+from decodex.outputs import Logprob, RequestOutput
 from decodex.params import SamplingParams
 
 __all__ = ["as_json", "build_parser", "run"]
 
 DEFAULTS = {"max_tokens": 256}
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 def build_parser() -> Parser:
@@ -66,9 +67,27 @@ def exit_status(output: RequestOutput) -> int:
     return 2 if isinstance(output.error, RequestError) else 1
 
 
+def plain_logprobs(logprobs: Sequence[Mapping[int, Logprob] | None] | None) -> list[dict[str, Any] | None] | None:
+    """Log-probabilities as JSON values: tokens are strings, -inf is -9999.0."""
+    if logprobs is None:
+        return None
+    return [
+        None
+        if entries is None
+        else {
+            str(token): {**dataclasses.asdict(entry), "logprob": max(entry.logprob, LOWEST_LOGPROB)}
+            for token, entry in entries.items()
+        }
+        for entries in logprobs
+    ]
+
+
 def as_json(output: RequestOutput) -> dict[str, Any]:
     """A request's answer as plain JSON values; `error` is its text or null."""
     values = {f.name: getattr(output, f.name) for f in dataclasses.fields(output) if f.name != "error"}
-    values["outputs"] = [dataclasses.asdict(choice) for choice in output.outputs]
+    values["outputs"] = [
+        {**dataclasses.asdict(choice), "logprobs": plain_logprobs(choice.logprobs)} for choice in output.outputs
+    ]
+    values["prompt_logprobs"] = plain_logprobs(output.prompt_logprobs)
     values["metrics"] = dataclasses.asdict(output.metrics)
     return {**values, "error": None if output.error is None else one_line(output.error)}

@@ -6,6 +6,7 @@ prompt has opened counts from the first output token. All blocks of an output sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -108,25 +109,37 @@ class ThinkingBudget:
         return path
 
     def _forced_tokens(self) -> dict[int, int]:
-        """The token that continues the end marker after its first k bytes, for each k: the tokenizer's own choice
-        along its spelling of the whole marker, elsewhere the longest token that fits."""
+        """The token to force where the text ends in the end marker's first k bytes, for each k: the tokenizer's own
+        choice along its spelling of the whole marker, elsewhere what takes the fewest tokens to the end, or a new
+        beginning where no token goes on."""
         if self._forced is None:
             table, marker = self._vocabulary.token_bytes(FIELD), END_MARKER.encode()
-            fitting: dict[int, int] = {}
-            for token, text in enumerate(table.tokens):
-                for at in range(len(marker)):
-                    known = fitting.get(at)
-                    if text and marker.startswith(text, at) and (
-                        known is None or len(text) > len(table.tokens[known])
-                    ):
-                        fitting[at] = token
+            forced = _shortest_spelling(marker, table.tokens)
+            if 0 not in forced:
+                raise RequestError(FIELD, "a budget", f"a vocabulary that can spell {END_MARKER}")
             ids = self._vocabulary.tokenizer.encode(END_MARKER, False)
             if all(0 <= i < len(table) for i in ids) and b"".join(table.tokens[i] for i in ids) == marker:
                 at = 0
                 for token in ids:
-                    fitting[at] = token
+                    forced[at] = token
                     at += len(table.tokens[token])
-            if len(fitting) < len(marker):
-                raise RequestError(FIELD, "a budget", f"a vocabulary that can spell {END_MARKER}")
-            self._forced = fitting
+            self._forced = {at: forced.get(at, forced[0]) for at in range(len(marker))}
         return self._forced
+
+
+def _shortest_spelling(text: bytes, tokens: Sequence[bytes]) -> dict[int, int]:
+    """For each place of `text` from which tokens can spell the rest: the first token of the shortest such spelling."""
+    parts: dict[bytes, int] = {}
+    for token, part in enumerate(tokens):
+        if part and part in text:
+            parts.setdefault(part, token)
+    cost, first = {len(text): 0}, dict[int, int]()
+    for at in range(len(text) - 1, -1, -1):
+        ways = [
+            (1 + cost[at + len(part)], -len(part), token)
+            for part, token in parts.items()
+            if text.startswith(part, at) and at + len(part) in cost
+        ]
+        if ways:
+            cost[at], _, first[at] = min(ways)
+    return first
