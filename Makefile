@@ -18,10 +18,11 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest -q $(TESTS)
 
-# check: ruff and mypy --strict
+# check: ruff, mypy --strict, and every GPU kernel compiled for three GPUs (a minute the first time)
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/decodex kernels compile
 
 # bench: tokens/s of this checkout on this machine
 bench: $(STAMP)

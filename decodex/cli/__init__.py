@@ -15,6 +15,7 @@ COMMANDS = {
     "chat": "talk to the model in the terminal",
     "bench": "measure tokens/s over batch sizes and lengths",
     "demo": "show on the demo model what the engine does, step by step",
+    "kernels": "compile the GPU kernels ahead of time and show what they use",
 }
 
 
@@ -45,6 +46,10 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
         from decodex.cli import bench
 
         return bench.run
+    if name == "kernels":
+        from decodex.cli import kernels
+
+        return kernels.run
     from decodex.cli import demo
 
     return demo.run
