@@ -17,7 +17,8 @@ def test_forced_reference_and_back():
 
 
 def test_unknown_backend_is_refused():
-    with pytest.raises(ValueError, match='expected "native" or "reference", got \'gpu\''), backend.set_backend("gpu"):
+    expected = 'expected "native", "triton" or "reference", got \'gpu\''
+    with pytest.raises(ValueError, match=expected), backend.set_backend("gpu"):
         pass
 
 
