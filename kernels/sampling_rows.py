@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from decodex.kernels.checks import describe
+
 __all__ = ["RareRows", "SamplingRows", "check_rows"]
 
 
@@ -54,18 +56,18 @@ _DTYPES = {
 }
 
 
-def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if tensor.dtype is not dtype or tensor.shape != shape:
-        expected = str(dtype).removeprefix("torch.")
-        got = str(tensor.dtype).removeprefix("torch.")
-        raise ValueError(f"{name}: expected {expected} {list(shape)}, got {got} {list(tensor.shape)}")
-
-
 def check_rows(rows: SamplingRows, num_rows: int) -> None:
-    """ValueError that names the field whose dtype or shape is not that of `num_rows` rows."""
+    """ValueError that names the field whose dtype, shape or device is not that of `num_rows` rows."""
+    device = rows.temperature.device
+
+    def check(name: str, tensor: Tensor, dtype: torch.dtype, length: int) -> None:
+        if tensor.dtype is not dtype or tensor.shape != (length,) or tensor.device != device:
+            expected = f"{str(dtype).removeprefix('torch.')} [{length}] on {device}"
+            raise ValueError(f"{name}: expected {expected}, got {describe(tensor)}")
+
     for name, dtype in _DTYPES.items():
-        _check(name, getattr(rows, name), dtype, (num_rows,))
+        check(name, getattr(rows, name), dtype, num_rows)
     if rows.rare is not None:
         for name in RareRows._fields[:-1]:
-            _check(name, getattr(rows.rare, name), torch.float32, (num_rows,))
-        _check("exempt", rows.rare.exempt, torch.int64, (rows.rare.exempt.numel(),))
+            check(name, getattr(rows.rare, name), torch.float32, num_rows)
+        check("exempt", rows.rare.exempt, torch.int64, rows.rare.exempt.numel())

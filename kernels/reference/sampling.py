@@ -109,7 +109,7 @@ def exclude_top_choices(order: Tensor, is_kept: Tensor, mass: Tensor, rows: Samp
     """XTC: of two or more tokens at or above the threshold only the least likely stays, with a probability."""
     coin = uniform(rows.seeds, rows.positions, PURPOSE_XTC) < rare.xtc_probability
     is_counted = at_least(is_kept, mass, rare.xtc_threshold) & coin[:, None]
-    is_counted[:, rare.exempt] = False
+    is_counted &= ~torch.isin(torch.arange(order.shape[1], device=order.device), rare.exempt)
     place = torch.arange(order.shape[1], device=order.device).expand_as(order)
     place = torch.zeros_like(order).scatter_(1, order, place)
     last = torch.where(is_counted, place, -1).amax(1)
