@@ -214,7 +214,7 @@ def test_wrong_arguments_are_named():
     good = make_rows(2)
     with pytest.raises(ValueError, match="logits: expected fp32"):
         sample_rows(logits.double(), good)
-    with pytest.raises(ValueError, match=r"top_k: expected int32 \[2\], got int64 \[2\]"):
+    with pytest.raises(ValueError, match=r"top_k: expected int32 \[2\] on cpu, got int64 \[2\] on cpu"):
         sample_rows(logits, good._replace(top_k=good.top_k.long()))
     with pytest.raises(ValueError, match="n: expected"):
         top_logprobs(logits, 6)
