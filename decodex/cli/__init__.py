@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from decodex.cli.flags import one_line, parse_command
 from decodex.errors import DecodexError, RequestError
+from decodex.version import __version__
 
 __all__ = ["main"]
 
@@ -21,12 +22,18 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a sub-command; the exit status is 0, 1 (failed), 2 (a mistake in the request) or 130 (interrupted)."""
+    if list(sys.argv[1:] if argv is None else argv) == ["--version"]:
+        print(f"decodex {__version__}")
+        return 0
     name, rest = parse_command(sys.argv[1:] if argv is None else argv, COMMANDS, prog="decodex")
     try:
         return command(name)(rest)
     except DecodexError as error:
         print(f"decodex {name}: error: {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, RequestError) else 1
+    except OSError as error:
+        print(f"decodex {name}: error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
