@@ -4,11 +4,13 @@
     tokens = functional.sample(logits, params, token_ids=ids.tolist())    # [L] int64
 
 Every function takes logits [L, V] fp32 on any device, L rows of V tokens; those that end in `_` change them in place
-and return them. The rows of a call may belong to anything: a row's result depends on its own arguments alone.
+and return them. The rows of a call may belong to anything: a row's result depends on its own arguments alone. Nothing
+is kept between calls but a tokenizer's byte table: each call reads the histories that it is given from their beginning.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +32,8 @@ from decodex.tokenizer import Tokenizer
 __all__ = ["apply_penalties_", "apply_token_bitmask_", "gumbel_argmax", "process_", "sample", "truncate_"]
 
 Params = SamplingParams | Sequence[SamplingParams]
+
+_vocabularies: weakref.WeakKeyDictionary[Tokenizer, dict[int, Vocabulary]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,16 @@ def apply_penalties_(
     return process_(logits, params, token_ids=histories, num_prompt_tokens=[len(prompt) for prompt in prompt_ids])
 
 
+def _vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> Vocabulary:
+    """The byte table and word automata of a tokenizer, kept as long as the tokenizer lives."""
+    if tokenizer is None:
+        return Vocabulary(_NoTokenizer(vocab_size), vocab_size)  # type: ignore[arg-type]
+    known = _vocabularies.setdefault(tokenizer, {})
+    if vocab_size not in known:
+        known[vocab_size] = Vocabulary(weakref.proxy(tokenizer), vocab_size)
+    return known[vocab_size]
+
+
 def _one_each(params: Params, num_rows: int) -> list[SamplingParams]:
     each = [params] * num_rows if isinstance(params, SamplingParams) else list(params)
     if len(each) != num_rows:
@@ -181,7 +195,7 @@ def _apply_features_(
     if isinstance(num_prompt_tokens, int):
         num_prompt_tokens = [num_prompt_tokens] * len(params)
     prompts = [len(tokens) for tokens in histories] if num_prompt_tokens is None else list(num_prompt_tokens)
-    vocabulary = Vocabulary(tokenizer or _NoTokenizer(logits.shape[1]), logits.shape[1])  # type: ignore[arg-type]
+    vocabulary = _vocabulary(tokenizer, logits.shape[1])
     features = build_features(vocabulary)
     sequences = []
     for slot, item in enumerate(params):
@@ -237,7 +251,7 @@ def _prepared(
     _apply_features_(logits, each, histories, num_prompt_tokens, tokenizer)
     exempt: list[int] = []
     if tokenizer is not None:
-        vocabulary = Vocabulary(tokenizer, logits.shape[1])
+        vocabulary = _vocabulary(tokenizer, logits.shape[1])
         exempt = [*vocabulary.eos_token_ids, *vocabulary.newline_ids()]
     lengths = [len(tokens) for tokens in histories]
     return logits, _sampling_rows(each, positions, lengths, logits.device, exempt)

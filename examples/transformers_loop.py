@@ -18,7 +18,7 @@ from decodex.models.source import resolve_model
 from decodex.tokenizer import Tokenizer
 
 
-def main(name: str, max_tokens: int = 48) -> str:
+def main(name: str, max_tokens: int = 32) -> str:
     """Continue two conversations with different parameters in one batch of rows; returns the texts."""
     folder = Path(resolve_model(name).path)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -55,7 +55,7 @@ class RowLists:
         ids = np.asarray(token_ids, dtype=np.int32)
         self.row_ids.append(row)
         self._token_ids.append(ids)
-        self._values.append(np.broadcast_to(np.asarray(values), ids.shape))
+        self._values.append(values if isinstance(values, np.ndarray) else np.full(ids.shape, values))
 
     def token_ids(self, device: torch.device) -> Tensor:
         """[N] int32."""
