@@ -38,7 +38,7 @@ def make_rows(num_rows: int, *, top_k: int = 0, top_p: float = 1.0, min_p: float
 def with_rare(rows: SamplingRows, **values: float) -> SamplingRows:
     off = dict.fromkeys(RareRows._fields[:-1], 0.0) | {"typical_p": 1.0, "dynatemp_exponent": 1.0} | values
     fields = [torch.full_like(rows.temperature, off[name]) for name in RareRows._fields[:-1]]
-    return rows._replace(rare=RareRows(*fields, torch.tensor([0])))
+    return rows._replace(rare=RareRows._make([*fields, torch.tensor([0])]))
 
 
 def sorting_sampler(logits: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
