@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import signal
@@ -12,8 +13,9 @@ import pytest
 from fakes import make_engine
 
 from decodex.cli import bench, chat, generate, main
+from decodex.cli.generate import plain_logprobs
 from decodex.llm import LLM
-from decodex.outputs import RequestOutput
+from decodex.outputs import Logprob, RequestOutput
 from decodex.params import SamplingParams
 
 
@@ -118,3 +120,15 @@ def test_bench_writes_machine_versions_and_cells(llm: LLM, tmp_path: pathlib.Pat
         ("top_p", 3),
     ]
     assert all(cell["tokens_per_second"] > 0 for cell in facts["cells"])
+
+
+def test_log_probabilities_are_json_values() -> None:
+    rows = [None, {3: Logprob(-math.inf, 2, "c"), 1: Logprob(-0.5, 1, "a")}]
+    assert plain_logprobs(rows) == [
+        None,
+        {
+            "3": {"logprob": -9999.0, "rank": 2, "decoded_token": "c"},
+            "1": {"logprob": -0.5, "rank": 1, "decoded_token": "a"},
+        },
+    ]
+    assert plain_logprobs(None) is None
