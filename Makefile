@@ -5,7 +5,7 @@ STAMP := .venv/installed
 NATIVE := $(wildcard setup.py kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/*.inc kernels/cpu/*.def)
 TESTS ?=
 
-.PHONY: setup demo test check bench peers
+.PHONY: setup demo test sweep check bench peers
 
 # setup: the virtual environment and an editable install, again only when their inputs change
 setup: $(STAMP)
@@ -17,6 +17,10 @@ demo: $(STAMP)
 # test: every test (TESTS="tests/kernels -k rope" for a part)
 test: $(STAMP)
 	$(BIN)/pytest -q $(TESTS)
+
+# sweep: the slow property sweeps and examples, which test leaves out
+sweep: $(STAMP)
+	$(BIN)/pytest -q -m slow $(TESTS)
 
 # check: ruff, mypy --strict, and every GPU kernel compiled for three GPUs (a minute the first time)
 check: $(STAMP)

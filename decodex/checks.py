@@ -14,6 +14,11 @@ from decodex.errors import RequestError
 __all__ = ["Bias", "Flag", "Int", "Number", "OneOf", "Processors", "Texts", "TokenIds"]
 
 
+def _is_single(value: Any) -> bool:
+    """Not an array, whose comparisons are arrays."""
+    return getattr(value, "ndim", 0) == 0
+
+
 @dataclass(frozen=True)
 class Number:
     """A finite number in [low, high] ((low, high] with `open_low`); None and `off_values` become None if `optional`."""
@@ -27,7 +32,7 @@ class Number:
     def __call__(self, field: str, value: Any) -> float | None:
         if value is None and self.optional:
             return None
-        if not isinstance(value, bool) and value in self.off_values:
+        if not isinstance(value, bool) and _is_single(value) and value in self.off_values:
             return None
         return check_number(field, value, self.low, self.high, open_low=self.open_low)
 
@@ -54,7 +59,7 @@ class Int:
     def __call__(self, field: str, value: Any) -> int | None:
         if value is None and self.optional:
             return None
-        if not isinstance(value, (bool, float)) and value in self.off_values:
+        if not isinstance(value, (bool, float)) and _is_single(value) and value in self.off_values:
             return None
         try:
             return check_int(field, value, self.low, self.high)
@@ -89,7 +94,7 @@ class OneOf:
     def __call__(self, field: str, value: Any) -> str:
         if value is None:
             return self.words[0]
-        if value not in self.words:
+        if not isinstance(value, str) or value not in self.words:
             raise RequestError(field, value, f"one of {', '.join(self.words)}")
         return str(value)
 

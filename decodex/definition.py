@@ -95,7 +95,7 @@ def definition(cls: type[T]) -> type[T]:
             value = kwargs.pop(key)
             if key not in refused:
                 raise RequestError(key, value, f"a field of {cls.__name__}", nearest_name(key, names))
-            if not any(value is off or (value == off and type(value) is type(off)) for off in refused[key].off):
+            if not any(value is off or (type(value) is type(off) and value == off) for off in refused[key].off):
                 raise RequestError(key, value, "to be absent", refused[key].reason)
         plain_init(self, **kwargs)
 
@@ -125,7 +125,10 @@ def check_int(field: str, value: Any, low: int, high: int | None = None) -> int:
     bounds = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise RequestError(field, value, bounds)
-    number = value.__index__()
+    try:
+        number = value.__index__()
+    except TypeError:  # an array of several
+        raise RequestError(field, value, bounds) from None
     if number < low or (high is not None and number > high):
         raise RequestError(field, value, bounds)
     return int(number)
@@ -145,7 +148,7 @@ def check_number(
         raise RequestError(field, value, bounds)
     try:
         number = float(value)
-    except (OverflowError, ValueError):
+    except (OverflowError, ValueError, TypeError, RuntimeError):  # too large, an array of several
         raise RequestError(field, value, bounds) from None
     if not abs(number) <= FP32_MAX or number < low or number > high or (open_low and number == low):
         raise RequestError(field, value, bounds)

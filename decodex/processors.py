@@ -87,8 +87,9 @@ def _checked(result: Any, shape: Sequence[int]) -> Tensor:
 
 def run(processor: LogitsProcessor, logits: Tensor, rows: Sequence[RowView]) -> Tensor:
     """Logits [R, V] fp32 after a processor; raises whatever it raises, ValueError for a wrong shape."""
+    shape = logits.shape  # a processor may reshape logits in place
     result = processor.apply(logits, rows)
-    return logits if result is None else _checked(result, logits.shape)
+    return _checked(logits if result is None else result, shape)
 
 
 def bind(processor: Any) -> LogitsProcessor:

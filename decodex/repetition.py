@@ -16,7 +16,8 @@ class RepetitionStop:
         assert params.repetition_stop is not None
         self._periods = np.arange(1, params.repetition_stop_period + 1)
         # the last max(count * p, span) tokens have period p when that many, less p, equal the one p before
-        self._needed = np.maximum(params.repetition_stop * self._periods, params.repetition_stop_span) - self._periods
+        count, span = min(params.repetition_stop, 2**31), min(params.repetition_stop_span, 2**31)
+        self._needed = np.maximum(count * self._periods, span) - self._periods
         self._needed = np.maximum(self._needed, self._periods)
         self._runs = np.zeros(len(self._periods), dtype=np.int64)
         self._recent = np.full(len(self._periods), -1, dtype=np.int64)  # the last token first
