@@ -186,56 +186,59 @@ def argmax(logits: Tensor) -> Tensor:
     return token_ids
 
 
-def _top_tokens(logits: Tensor, n: int, chosen: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Ids [L, n], ranks [L] of the chosen tokens, row maxima [L] fp32 and softmax masses [L] int64."""
-    library = _library(logits)
-    if library is None:
-        if (gpu := gpu_body("sampling", logits)) is not None:
-            parts: tuple[Tensor, Tensor | None, Tensor, Tensor] = gpu.top_tokens(logits, n, chosen)
-            return parts
-        return (*reference.top_tokens(logits, n, chosen), *reference.softmax_mass(logits))
+def _check_chosen(is_fine: bool, token_ids: Tensor | None, vocab_size: int) -> None:
+    if not is_fine and token_ids is not None:
+        raise ValueError(f"token_ids: expected 0..{vocab_size - 1}, got {token_ids.tolist()}")
+
+
+def _native_top_logprobs(logits: Tensor, n: int, token_ids: Tensor | None) -> TopLogprobs:
     num_rows, vocab_size = logits.shape
-    ids, maximum = torch.empty(num_rows, n, dtype=torch.int64), torch.empty(num_rows)
-    mass = torch.empty(num_rows, dtype=torch.int64)
-    chosen = None if chosen is None else chosen.contiguous()
-    ranks = None if chosen is None else torch.empty_like(chosen)
-    status = library.top_tokens(
+    width = n + (token_ids is not None)
+    values, ids = torch.empty(num_rows, width), torch.empty(num_rows, width, dtype=torch.int64)
+    token_ids = None if token_ids is None else token_ids.contiguous()
+    ranks = None if token_ids is None else torch.empty_like(token_ids)
+    status = cpu_library().top_tokens(
         logits.data_ptr(),
         logits.stride(0),
         num_rows,
         vocab_size,
         n,
-        0 if chosen is None else chosen.data_ptr(),
+        0 if token_ids is None else token_ids.data_ptr(),
+        values.data_ptr(),
         ids.data_ptr(),
         0 if ranks is None else ranks.data_ptr(),
-        maximum.data_ptr(),
-        mass.data_ptr(),
         torch.get_num_threads(),
     )
+    _check_chosen(status != 2, token_ids, vocab_size)
     _check_status(status, vocab_size)
-    return ids, ranks, maximum, mass
+    return TopLogprobs(values, ids, ranks)
 
 
 def top_logprobs(logits: Tensor, n: int, token_ids: Tensor | None = None) -> TopLogprobs:
     """Raw log-softmax of the n best tokens (0 <= n <= V) of each row of logits [L, V] fp32, and of token_ids [L] int64.
 
     Same bits for a row whatever its batch mates; NaN for a row with NaN, +inf or nothing above -inf. Raises ValueError
-    for another n or ids outside the vocabulary."""
+    for another n or ids outside the vocabulary (these are not looked at on a GPU)."""
     logits = _check_logits(logits)
     num_rows, vocab_size = logits.shape
     if not 0 <= n <= vocab_size:
         raise ValueError(f"n: expected 0..{vocab_size}, got {n}")
-    if token_ids is not None:
-        if token_ids.dtype != torch.int64 or token_ids.shape != (num_rows,):
-            raise ValueError(f"token_ids: expected int64 [{num_rows}], got {describe(token_ids)}")
-        is_checked = num_rows and not logits.is_cuda  # a look at the values would wait for the GPU
-        if is_checked and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
-            raise ValueError(f"token_ids: expected 0..{vocab_size - 1}, got {token_ids.tolist()}")
+    if token_ids is not None and (token_ids.dtype != torch.int64 or token_ids.shape != (num_rows,)):
+        raise ValueError(f"token_ids: expected int64 [{num_rows}], got {describe(token_ids)}")
     if num_rows == 0:
         width = n + (token_ids is not None)
         ids = torch.empty(0, width, dtype=torch.int64, device=logits.device)
         return TopLogprobs(torch.empty(0, width, device=logits.device), ids, token_ids)
-    ids, ranks, maximum, mass = _top_tokens(logits, n, token_ids)
+    if _library(logits) is not None:
+        return _native_top_logprobs(logits, n, token_ids)
+    if token_ids is not None and not logits.is_cuda:
+        _check_chosen(0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size, token_ids, vocab_size)
+    gpu = gpu_body("sampling", logits)
+    if gpu is not None:
+        ids, ranks, maximum, mass = gpu.top_tokens(logits, n, token_ids)
+    else:
+        ids, ranks = reference.top_tokens(logits, n, token_ids)
+        maximum, mass = reference.softmax_mass(logits)
     if token_ids is not None:
         ids = torch.cat([ids, token_ids[:, None]], dim=1)
     log_mass = torch.log(mass.double() / reference.MASS_UNIT)  # NaN for a row without a finite maximum

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -81,8 +81,7 @@ def noncentral_tail(statistic: float, degrees: int, noncentrality: float) -> flo
     return float((log_weights.exp() * tails).sum())
 
 
-def _bisect(is_low: object, low: float, high: float) -> float:
-    assert callable(is_low)
+def _bisect(is_low: Callable[[float], bool], low: float, high: float) -> float:
     for _ in range(80):
         middle = (low + high) / 2
         if is_low(middle):

@@ -80,12 +80,12 @@ def toy_law(
             yield whole, share * float(p[token])
 
 
-def first_tokens(law: Mapping[Hashable, Any]) -> Counter[Hashable]:
-    """The marginal of the first token of outcomes that are tuples."""
-    marginal: Counter[Hashable] = Counter()
-    for outcome, share in law.items():
+def first_tokens(outcomes: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+    """Counts or probabilities of the first token, from those of whole outputs (tuples)."""
+    marginal: dict[Hashable, Any] = {}
+    for outcome, share in outcomes.items():
         assert isinstance(outcome, tuple)
-        marginal[outcome[:1]] += share
+        marginal[outcome[:1]] = marginal.get(outcome[:1], 0) + share
     return marginal
 
 
@@ -119,7 +119,7 @@ def toy_cells(count: int) -> list[Cell]:
         laws: list[Law] = [dict(toy_law(values, margin)) for margin in (0.0, MARGIN, -MARGIN)]
         name = "toy, drafted trees" if drafts else "toy"
         cells.append(cell(name, "three tokens", chosen, counts, laws))
-        cells.append(cell(name, "first token", chosen, first_tokens(counts), [dict(first_tokens(law)) for law in laws]))
+        cells.append(cell(name, "first token", chosen, first_tokens(counts), [first_tokens(law) for law in laws]))
     return cells
 
 
