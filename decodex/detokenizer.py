@@ -2,45 +2,87 @@
 
 from __future__ import annotations
 
+import codecs
+
+from decodex.token_bytes import without_leading
 from decodex.tokenizer import Tokenizer
 
 __all__ = ["Detokenizer"]
 
 REPLACEMENT = "\ufffd"  # how a decoder shows bytes that are not (yet) a character
+MAX_HELD = 4  # tokens that may be one unfinished character
 
 
 class Detokenizer:
-    """Turns a growing list of output tokens into text.
+    """Turns a growing list of output tokens into the text that `Tokenizer.decode` gives for all of them."""
 
-    Decoding a window from `_prefix` and taking off what `_prefix.._read` decodes to gives the text of the new
-    tokens in context (spaces between words belong to the pair). Text that ends in a replacement character may be
-    the beginning of a longer character: it is held back until more tokens or the end decide.
-    """
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._text: _Bytes | _Windows
+        if tokenizer.is_exact_in_bytes:
+            self._text = _Bytes(tokenizer, skip_special_tokens)
+        else:
+            self._text = _Windows(tokenizer, skip_special_tokens)
+
+    def append(self, token_id: int) -> str:
+        """Text that becomes certain with this token (may be empty)."""
+        return self._text.append(token_id)
+
+    def flush(self) -> str:
+        """The rest, once no token follows: unfinished bytes as the decoder shows them."""
+        return self._text.flush()
+
+
+class _Bytes:
+    """Tokens that are bytes: only an unfinished character is held back."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._ids: list[int] = []
-        self._prefix = 0
-        self._read = 0
-        self._known = ""  # text of the tokens _prefix.._read
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_stripped = tokenizer.num_stripped
 
     def append(self, token_id: int) -> str:
-        """Text that becomes certain with this token (may be empty)."""
-        self._ids.append(token_id)
-        text = self._tokenizer.decode(self._ids[self._prefix :], self._skip)
-        if len(text) <= len(self._known) or text.endswith(REPLACEMENT) or not text.startswith(self._known):
-            return ""
-        return self._take(text)
+        added = self._tokenizer.bytes_of(token_id, self._skip)
+        if self._num_stripped:
+            rest = without_leading(added, self._num_stripped)
+            self._num_stripped = 0 if rest else self._num_stripped - len(added)
+            added = rest
+        return self._decoder.decode(added)
 
     def flush(self) -> str:
-        """The rest, once no token follows: unfinished bytes as the decoder shows them."""
-        text = self._tokenizer.decode(self._ids[self._prefix :], self._skip)
-        return self._take(text) if len(text) > len(self._known) else ""
+        return self._decoder.decode(b"", final=True)
+
+
+class _Windows:
+    """Any other decoder. Decoding a window from `_prefix` and taking off what `_prefix.._read` decodes to gives the
+    text of the new tokens in context (spaces between words belong to the pair). A few tokens whose text ends in a
+    replacement character may be the beginning of a longer character and are held back."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []  # from _prefix on
+        self._num_known = 0
+        self._known = ""  # text of the known ones
+
+    def append(self, token_id: int) -> str:
+        if self._skip and token_id in self._tokenizer.special_ids:
+            return ""
+        self._ids.append(token_id)
+        text = self._tokenizer.decode(self._ids, self._skip)
+        is_unfinished = text.endswith(REPLACEMENT) and len(self._ids) - self._num_known < MAX_HELD
+        return "" if is_unfinished or not self._is_longer(text) else self._take(text)
+
+    def flush(self) -> str:
+        text = self._tokenizer.decode(self._ids, self._skip)
+        return self._take(text) if self._is_longer(text) else ""
+
+    def _is_longer(self, text: str) -> bool:
+        return len(text) > len(self._known)
 
     def _take(self, text: str) -> str:
         new = text[len(self._known) :]
-        self._prefix = self._read
-        self._read = len(self._ids)
-        self._known = self._tokenizer.decode(self._ids[self._prefix : self._read], self._skip)
+        self._ids = self._ids[self._num_known :]
+        self._num_known = len(self._ids)
+        self._known = self._tokenizer.decode(self._ids, self._skip)
         return new

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["TokenBytes", "bytes_of_tokens"]
+__all__ = ["ByteDecoder", "TokenBytes", "without_leading"]
 
 ByteColumn = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -47,55 +47,72 @@ class TokenBytes:
         return columns
 
 
-def bytes_of_tokens(spellings: Sequence[str | None], decoder_state: bytes | str | None) -> list[bytes] | None:
-    """Bytes of each token from its spelling [V] and the JSON of the tokenizer's decoder; None if that can't be known.
+class ByteDecoder:
+    """What a decoder of the `tokenizers` library makes of one token, as bytes.
 
-    Known are byte-level vocabularies (GPT-2's alphabet) and SentencePiece's with byte fallback, as the `tokenizers`
-    library decodes them. A space that such a decoder takes off the beginning of a text is kept here.
+    `num_stripped` spaces are taken off the beginning of a text. `is_exact`: a text is the bytes of its tokens joined
+    and decoded as UTF-8, whatever stands first. Only in a run of byte tokens that is no valid text does the library
+    differ: it replaces the run's whole characters too.
     """
-    stages = _stages(decoder_state)
-    if stages is None:
-        return None
-    return [b"" if spelling is None else _apply(stages, spelling) for spelling in spellings]
 
+    def __init__(self, stages: Sequence[tuple[str, Any]], num_stripped: int, is_exact: bool) -> None:
+        self._stages = list(stages)
+        self.num_stripped = num_stripped
+        self.is_exact = is_exact
 
-def _stages(decoder_state: bytes | str | None) -> list[tuple[str, Any]] | None:
-    decoder = json.loads(decoder_state) if decoder_state else None
-    if not isinstance(decoder, dict):
-        return None
-    chain = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    stages: list[tuple[str, Any]] = []
-    is_fused = False
-    for part in chain:
-        kind = part["type"]
-        if kind == "ByteLevel":
-            stages.append(("alphabet", _ALPHABET))
-        elif kind == "Replace" and "String" in part["pattern"]:
-            stages.append(("replace", (part["pattern"]["String"], part["content"])))
-        elif kind == "Metaspace":
-            stages.append(("replace", (part["replacement"], " ")))
-        elif kind == "ByteFallback":
-            stages.append(("fallback", None))
-        elif kind == "Fuse":
-            is_fused = True
-        elif not (kind == "Strip" and is_fused):
+    @classmethod
+    def of(cls, decoder_state: bytes | str | None) -> ByteDecoder | None:
+        """From the JSON of a tokenizer's decoder; None for one that doesn't work on bytes. Known are byte-level
+        vocabularies (GPT-2's alphabet) and SentencePiece's, with byte fallback or without."""
+        decoder = json.loads(decoder_state) if decoder_state else None
+        if not isinstance(decoder, dict):
             return None
-    return stages if any(name in ("alphabet", "fallback") or name == "replace" for name, _ in stages) else None
+        chain = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        stages: list[tuple[str, Any]] = []
+        is_fused, is_exact, num_stripped = False, True, 0
+        for part in chain:
+            kind = part["type"]
+            if kind == "ByteLevel":
+                stages.append(("alphabet", _ALPHABET))
+            elif kind == "Replace" and "String" in part["pattern"]:
+                stages.append(("replace", (part["pattern"]["String"], part["content"])))
+                is_exact = is_exact and not is_fused
+            elif kind == "Metaspace":
+                stages.append(("replace", (part["replacement"], " ")))
+                is_exact = False
+            elif kind == "ByteFallback":
+                stages.append(("fallback", None))
+            elif kind == "Fuse":
+                is_fused = True
+            elif kind == "Strip" and is_fused:
+                num_stripped += part["start"]
+                is_exact = is_exact and part["content"] == " " and part["stop"] == 0
+            else:
+                return None
+        is_exact = is_exact and stages != [] and (is_fused or stages[-1][0] == "alphabet")
+        return cls(stages, num_stripped, is_exact) if stages else None
+
+    def bytes_of(self, spelling: str) -> bytes:
+        """Of a token in the vocabulary's own spelling."""
+        for kind, argument in self._stages:
+            if kind == "replace":
+                spelling = spelling.replace(*argument)
+            elif kind == "fallback":
+                if len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">"):
+                    try:
+                        return bytes([int(spelling[3:5], 16)])
+                    except ValueError:
+                        continue
+            elif all(character in argument for character in spelling):
+                return bytes(argument[character] for character in spelling)
+        return spelling.encode("utf-8", errors="replace")
 
 
-def _apply(stages: list[tuple[str, Any]], spelling: str) -> bytes:
-    for kind, argument in stages:
-        if kind == "replace":
-            spelling = spelling.replace(*argument)
-        elif kind == "fallback":
-            if len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">"):
-                try:
-                    return bytes([int(spelling[3:5], 16)])
-                except ValueError:
-                    continue
-        elif all(character in argument for character in spelling):
-            return bytes(argument[character] for character in spelling)
-    return spelling.encode("utf-8", errors="replace")
+def without_leading(text: bytes, num_spaces: int) -> bytes:
+    """Without up to so many spaces that it begins with."""
+    while num_spaces > 0 and text.startswith(b" "):
+        text, num_spaces = text[1:], num_spaces - 1
+    return text
 
 
 def _byte_alphabet() -> dict[str, int]:

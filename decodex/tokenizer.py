@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from decodex.errors import ModelError, RequestError
 from decodex.models.source import ModelFiles, read_json
-from decodex.token_bytes import bytes_of_tokens
+from decodex.token_bytes import ByteDecoder, without_leading
 
 if TYPE_CHECKING:
     import jinja2
@@ -51,6 +51,11 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.eos_token_ids = self._find_eos(folder)
+        decoder = self._backend.decoder
+        self._byte_decoder = None if decoder is None else ByteDecoder.of(decoder.__getstate__())
+        self.is_exact_in_bytes = self._byte_decoder is not None and self._byte_decoder.is_exact
+        self.num_stripped = 0 if self._byte_decoder is None else self._byte_decoder.num_stripped
+        self._bytes: dict[int, bytes] = {}
         self._templates = _read_templates(folder, config)
         self._compiled: dict[str, jinja2.Template] = {}
 
@@ -70,9 +75,24 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; ids beyond the vocabulary give nothing."""
+        """Text of `ids`; ids beyond the vocabulary give nothing. Bytes that are no text become U+FFFD."""
+        if self.is_exact_in_bytes:
+            joined = b"".join(self.bytes_of(i, skip_special_tokens) for i in ids)
+            return without_leading(joined, self.num_stripped).decode("utf-8", errors="replace")
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def bytes_of(self, token_id: int, skip_special_tokens: bool = True) -> bytes:
+        """What one token adds to a text, where `is_exact_in_bytes`: texts are these, joined, without the first
+        `num_stripped` spaces."""
+        if skip_special_tokens and token_id in self.special_ids:
+            return b""
+        known = self._bytes.get(token_id)
+        if known is None:
+            spelling = self.id_to_token(token_id) if token_id >= 0 else None
+            assert self._byte_decoder is not None
+            known = self._bytes[token_id] = b"" if spelling is None else self._byte_decoder.bytes_of(spelling)
+        return known
 
     def id_to_token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of one token (byte-level alphabet and all)."""
@@ -81,9 +101,9 @@ class Tokenizer:
 
     def token_bytes(self) -> list[bytes] | None:
         """The bytes that each token adds to a text, [V]; None for a decoder that doesn't work on bytes."""
-        decoder = self._backend.decoder
-        state = None if decoder is None else decoder.__getstate__()
-        return bytes_of_tokens([self.id_to_token(token) for token in range(self.vocab_size)], state)
+        if self._byte_decoder is None:
+            return None
+        return [self.bytes_of(token, skip_special_tokens=False) for token in range(self.vocab_size)]
 
     def token_to_id(self, token: str) -> int | None:
         """Id of a token in the vocabulary's own spelling."""

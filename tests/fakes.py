@@ -78,6 +78,7 @@ class FakeTokenizer:
 
     special_ids = frozenset({EOS})
     eos_token_ids = frozenset({EOS})
+    is_exact_in_bytes = False
 
     def __init__(self, vocab_size: int = VOCAB) -> None:
         self.vocab_size = vocab_size
@@ -103,6 +104,8 @@ class ByteTokenizer(FakeTokenizer):
 
     special_ids = frozenset({256})
     eos_token_ids = frozenset({256})
+    is_exact_in_bytes = True
+    num_stripped = 0
 
     def __init__(self) -> None:
         super().__init__(257)
@@ -112,6 +115,9 @@ class ByteTokenizer(FakeTokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+
+    def bytes_of(self, token_id: int, skip_special_tokens: bool = True) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
 
     def token_bytes(self) -> list[bytes]:
         return [*(bytes([i]) for i in range(256)), b""]

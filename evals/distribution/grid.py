@@ -76,7 +76,7 @@ CONTROLS: list[tuple[Values, Values]] = [
     ({"top_p": 0.7}, {"top_p": 0.6}),
     ({"min_p": 0.15}, {"min_p": 0.05}),
     ({"xtc_probability": 0.5}, {"xtc_probability": 0.4}),
-    ({"frequency_penalty": 0.9}, {"presence_penalty": 0.9}),
+    ({"frequency_penalty": 0.9}, {"frequency_penalty": 0.5}),
     ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5, "penalty_last_n": 4}),
     ({"dry_multiplier": 1.2, "dry_allowed_length": 1}, {"dry_multiplier": 1.2, "dry_allowed_length": 2}),
     ({"dynatemp_range": 0.6}, {}),

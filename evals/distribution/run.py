@@ -198,7 +198,7 @@ def judged(cells: list[Cell], wrong: list[Cell]) -> dict[str, Any]:
 def main() -> int:
     """Run, write, judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=320 * CHOICES, help="outputs of each toy cell")
+    parser.add_argument("--samples", type=int, default=128 * CHOICES, help="outputs of each toy cell")
     parser.add_argument("--real-samples", type=int, default=160 * CHOICES, help="first tokens of each SmolLM2 cell")
     parser.add_argument("--toy-only", action="store_true", help="leave SmolLM2 out")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "evals" / "results" / "distribution.json")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from decodex.features.word_automaton import WordAutomaton
-from decodex.token_bytes import TokenBytes, bytes_of_tokens
+from decodex.token_bytes import ByteDecoder, TokenBytes
 
 TEXTS = ["the quick brown fox", "über naïve 東京 🙂 foo  bar\n", "banana bandana", "{'a': 1}"]
 
@@ -51,7 +51,8 @@ def metaspace() -> tokenizers.Tokenizer:
 
 def table_of(backend: tokenizers.Tokenizer) -> TokenBytes:
     spellings = [backend.id_to_token(i) for i in range(backend.get_vocab_size())]
-    tokens = bytes_of_tokens(spellings, backend.decoder.__getstate__())
+    decoder = ByteDecoder.of(backend.decoder.__getstate__())
+    tokens = [decoder.bytes_of(spelling) for spelling in spellings]
     special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
     return TokenBytes(tokens, special)
 
@@ -121,7 +122,7 @@ def test_words_within_are_tokens_that_contain_a_word():
 
 @pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.BPEDecoder(), decoders.CTC()])
 def test_other_decoders_are_not_guessed_at(decoder):
-    assert bytes_of_tokens(["a"], None if decoder is None else decoder.__getstate__()) is None
+    assert ByteDecoder.of(None if decoder is None else decoder.__getstate__()) is None
 
 
 def test_metaspace_has_spaces():
