@@ -10,9 +10,11 @@ is kept between calls but a tokenizer's byte table: each call reads the historie
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,8 +34,28 @@ from decodex.tokenizer import Tokenizer
 __all__ = ["apply_penalties_", "apply_token_bitmask_", "gumbel_argmax", "process_", "sample", "truncate_"]
 
 Params = SamplingParams | Sequence[SamplingParams]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _vocabularies: weakref.WeakKeyDictionary[Tokenizer, dict[int, Vocabulary]] = weakref.WeakKeyDictionary()
+
+
+def _whatever_the_defaults(function: Callable[P, R]) -> Callable[P, R]:
+    """Runs under torch's own default dtype and device, which a caller's script may have changed."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        dtype, device = torch.get_default_dtype(), torch.get_default_device()
+        if dtype == torch.float32 and device.type == "cpu":
+            return function(*args, **kwargs)
+        try:
+            torch.set_default_dtype(torch.float32)
+            with torch.device("cpu"):
+                return function(*args, **kwargs)
+        finally:
+            torch.set_default_dtype(dtype)
+
+    return wrapped
 
 
 @dataclass(frozen=True)
@@ -62,6 +84,7 @@ class _NoTokenizer:
         return []
 
 
+@_whatever_the_defaults
 def sample(
     logits: Tensor,
     params: Params,
@@ -84,6 +107,7 @@ def sample(
     return _sampling.sample_rows(logits, rows)
 
 
+@_whatever_the_defaults
 def process_(
     logits: Tensor,
     params: Params,
@@ -98,6 +122,7 @@ def process_(
     return logits
 
 
+@_whatever_the_defaults
 def truncate_(logits: Tensor, params: Params, *, positions: Sequence[int] | Tensor | None = None) -> Tensor:
     """Steps 6 and 7 in place on logits [L, V] fp32: (logit - max) / T where a token is kept, -inf elsewhere.
 
@@ -108,6 +133,7 @@ def truncate_(logits: Tensor, params: Params, *, positions: Sequence[int] | Tens
     return _sampling.truncate_(logits, _sampling_rows(each, positions, [0] * len(each), logits.device))
 
 
+@_whatever_the_defaults
 def gumbel_argmax(logits: Tensor, seeds: Sequence[int] | Tensor, positions: Sequence[int] | Tensor) -> Tensor:
     """Tokens [L] int64: arg-max of logits [L, V] fp32 plus the Gumbel noise of (seed, position, token).
 
@@ -120,6 +146,7 @@ def gumbel_argmax(logits: Tensor, seeds: Sequence[int] | Tensor, positions: Sequ
     return _sampling.gumbel_argmax(logits, seeds.to(logits.device), places.to(logits.device))
 
 
+@_whatever_the_defaults
 def apply_penalties_(
     logits: Tensor,
     prompt_ids: Sequence[Sequence[int]],

@@ -100,7 +100,7 @@ def paged_attention(
     if not (q.dtype is k_cache.dtype is v_cache.dtype is _FP32):
         raise ValueError(f"q, k_cache, v_cache: expected fp32, got {q.dtype}, {k_cache.dtype} and {v_cache.dtype}")
     if out is None:
-        out = torch.empty((num_rows, num_q_heads, v_dim), device=q.device)
+        out = torch.empty((num_rows, num_q_heads, v_dim), dtype=torch.float32, device=q.device)
     elif out.shape != (num_rows, num_q_heads, v_dim) or out.dtype is not _FP32 or not out.is_contiguous():
         raise ValueError(
             f"out: expected contiguous fp32 {(num_rows, num_q_heads, v_dim)}, got {out.dtype} {tuple(out.shape)}"

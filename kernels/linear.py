@@ -35,7 +35,7 @@ class _Arena:
             chunk = None if self._chunk is None else self._chunk()
             if chunk is None or self._used + nbytes > chunk.numel():
                 size = -(-max(nbytes, _CHUNK) // _HUGE_PAGE) * _HUGE_PAGE
-                raw = torch.empty(size + _HUGE_PAGE, dtype=torch.uint8)
+                raw = torch.empty(size + _HUGE_PAGE, dtype=torch.uint8, device="cpu")
                 chunk = raw[-raw.data_ptr() % _HUGE_PAGE :][:size]
                 library.advise_huge_pages(chunk.data_ptr(), size)
                 self._chunk, self._used = weakref.ref(chunk), 0
@@ -110,7 +110,7 @@ class _NativeLinear(PackedLinear):
 
     def _store(self, weight: Tensor, scale: Tensor | None) -> None:
         self._library = backend.library
-        panel = torch.empty(1, dtype=torch.int64)
+        panel = torch.empty(1, dtype=torch.int64, device="cpu")
         self._library.linear_layout(panel.data_ptr())
         width = int(panel)
         size = -(-self.out_features // width) * width * self.in_features * weight.element_size()
@@ -155,7 +155,7 @@ class _NativeLinear(PackedLinear):
             raise MemoryError(f"no memory to reorder {list(x.shape)} activations")
 
     def _rows(self, ids: Tensor) -> Tensor:
-        out = torch.empty(ids.shape[0], self.in_features)
+        out = torch.empty(ids.shape[0], self.in_features, dtype=torch.float32, device=ids.device)
         shape = (self.out_features, self.in_features, self._code)
         arguments = (self._scale_ptr, ids.data_ptr(), ids.shape[0], out.data_ptr())
         if self._library.linear_rows(self._weight_ptr, *shape, *arguments):

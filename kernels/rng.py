@@ -44,7 +44,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int, purpose: int
         return noise
     seeds, positions = seeds.contiguous(), positions.contiguous()
     num_rows = seeds.shape[0]
-    noise = torch.empty(num_rows, vocab_size)
+    noise = torch.empty(num_rows, vocab_size, dtype=torch.float32, device=seeds.device)
     library.gumbel_noise(
         seeds.data_ptr(), positions.data_ptr(), num_rows, vocab_size, purpose, noise.data_ptr(), torch.get_num_threads()
     )
@@ -63,7 +63,7 @@ def derive_seed(seed: int, k: int) -> int:
     if k < 0:
         raise ValueError(f"k: expected a choice index >= 0, got {k}")
     bits = seed & ((1 << 64) - 1)
-    counter = [torch.tensor(word) for word in (k & _MASK, (k >> 32) & _MASK, PURPOSE_SEED, 0)]
-    key = (torch.tensor(bits & _MASK), torch.tensor(bits >> 32))
+    counter = [torch.tensor(word, device="cpu") for word in (k & _MASK, (k >> 32) & _MASK, PURPOSE_SEED, 0)]
+    key = (torch.tensor(bits & _MASK, device="cpu"), torch.tensor(bits >> 32, device="cpu"))
     low, high, _, _ = philox_4x32((counter[0], counter[1], counter[2], counter[3]), key)
     return (int(low) | int(high) << 32) & ((1 << 53) - 1)

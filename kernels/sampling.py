@@ -98,7 +98,7 @@ def sample_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
         result: Tensor = _torch_or_gpu(logits, rows).sample_rows(logits, rows)
         return result
     held = _contiguous(rows)
-    token_ids = torch.empty(num_rows, dtype=torch.int64)
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     status = library.sample_rows(
         logits.data_ptr(),
         logits.stride(0),
@@ -152,7 +152,7 @@ def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, purpose: int
         result: Tensor = _torch_or_gpu(logits).gumbel_argmax(logits, seeds, positions, purpose)
         return result
     seeds, positions = seeds.contiguous(), positions.contiguous()
-    token_ids = torch.empty(num_rows, dtype=torch.int64)
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     status = library.gumbel_argmax(
         logits.data_ptr(),
         logits.stride(0),
@@ -178,7 +178,7 @@ def argmax(logits: Tensor) -> Tensor:
     if library is None:
         result: Tensor = _torch_or_gpu(logits).argmax(logits)
         return result
-    token_ids = torch.empty(num_rows, dtype=torch.int64)
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     status = library.argmax_rows(
         logits.data_ptr(), logits.stride(0), num_rows, vocab_size, token_ids.data_ptr(), torch.get_num_threads()
     )
@@ -194,7 +194,8 @@ def _check_chosen(is_fine: bool, token_ids: Tensor | None, vocab_size: int) -> N
 def _native_top_logprobs(logits: Tensor, n: int, token_ids: Tensor | None) -> TopLogprobs:
     num_rows, vocab_size = logits.shape
     width = n + (token_ids is not None)
-    values, ids = torch.empty(num_rows, width), torch.empty(num_rows, width, dtype=torch.int64)
+    values = torch.empty(num_rows, width, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(num_rows, width, dtype=torch.int64, device=logits.device)
     token_ids = None if token_ids is None else token_ids.contiguous()
     ranks = None if token_ids is None else torch.empty_like(token_ids)
     status = cpu_library().top_tokens(
@@ -228,7 +229,7 @@ def top_logprobs(logits: Tensor, n: int, token_ids: Tensor | None = None) -> Top
     if num_rows == 0:
         width = n + (token_ids is not None)
         ids = torch.empty(0, width, dtype=torch.int64, device=logits.device)
-        return TopLogprobs(torch.empty(0, width, device=logits.device), ids, token_ids)
+        return TopLogprobs(torch.empty(0, width, dtype=torch.float32, device=logits.device), ids, token_ids)
     if _library(logits) is not None:
         return _native_top_logprobs(logits, n, token_ids)
     if token_ids is not None and not logits.is_cuda:

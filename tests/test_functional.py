@@ -9,6 +9,7 @@ from feature_oracle import expected, expected_logits, row_parameters
 
 from decodex import functional
 from decodex.errors import RequestError
+from decodex.kernels.sampling import top_logprobs
 from decodex.kernels.sampling import truncate_ as kernel_truncate_
 from decodex.params import SamplingParams
 
@@ -106,3 +107,37 @@ def test_half_precision_rows_and_a_custom_processor():
 
     params = SamplingParams(logits_processors=[only_seven])
     assert functional.sample(torch.zeros(2, 12).bfloat16(), params, token_ids=[[1], [2]]).tolist() == [7, 7]
+
+
+def test_the_defaults_of_a_script_change_nothing():
+    """Code that runs models often sets torch's default device and dtype."""
+    logits = torch.randn(3, 200, dtype=torch.float32, generator=torch.Generator().manual_seed(3))
+    params = SamplingParams(
+        temperature=1.1, top_p=0.9, min_p=0.01, typical_p=0.95, repetition_penalty=1.2, logit_bias={3: 1.0}, seed=5
+    )
+    history = [[1, 2, 3], [4], [5, 5]]
+
+    def results():
+        return [
+            functional.sample(logits, params, token_ids=history, num_prompt_tokens=1),
+            functional.process_(logits.clone(), params, token_ids=history, num_prompt_tokens=1),
+            functional.truncate_(logits.clone(), params),
+            functional.gumbel_argmax(logits, [1, 2, 3], [0, 1, 2]),
+            functional.apply_penalties_(logits.clone(), history, history, frequency_penalty=0.5),
+            *top_logprobs(logits, 4, torch.zeros(3, dtype=torch.int64, device="cpu")),
+        ]
+
+    expected = results()
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        found = results()
+        assert torch.get_default_dtype() == torch.float64
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert one.device.type == "cpu"
+        assert torch.equal(one, other)
