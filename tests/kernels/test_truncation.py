@@ -373,6 +373,26 @@ def test_bodies_agree_bit_for_bit(vocab_size, has_rare):
     assert torch.equal(x.gather(1, tokens[:, None].clamp(min=0)).squeeze(1) > -torch.inf, ~is_empty)  # drawn is kept
 
 
+@pytest.mark.skipif(backend.cpu_library() is None, reason="no CPU library")
+@pytest.mark.parametrize("kind", ["normal", "coarse", "halves", "sparse"])
+@pytest.mark.parametrize("top_p", [1e-6, 0.5, 0.9, 0.95, 0.999])
+def test_nuclei_of_long_rows(kind, top_p):
+    """The proof by rough sums and the exact border, on flat and peaked rows with ties and bans."""
+    generator = torch.Generator().manual_seed(int(top_p * 1000))
+    logits = torch.randn(32, 9001, generator=generator) * torch.linspace(0.05, 8, 32)[:, None]
+    if kind == "coarse":
+        logits = (logits * 2).round() / 2
+    if kind == "halves":
+        logits = logits.bfloat16().float()
+    if kind == "sparse":
+        logits[:, torch.rand(9001, generator=generator) < 0.5] = -torch.inf
+    for temperature, min_p in ((1.0, 0.0), (1.6, 0.001)):
+        rows = make_rows(32, temperature=temperature, top_p=top_p, min_p=min_p)
+        native = sample_rows(logits, rows)
+        with backend.set_backend("reference"):
+            assert torch.equal(native, sample_rows(logits, rows))
+
+
 @both_bodies
 def test_gumbel_argmax(body):
     """Arg-max of logits + noise in float64, its own stream per purpose, and the sampler's token at T = 1."""
