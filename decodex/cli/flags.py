@@ -76,7 +76,9 @@ def add_flags(
     `defaults`: the command's own defaults, where they differ from the definition's; `rename`: field -> flag
     name, where two definitions share a field name.
     """
-    group = parser.add_argument_group(f"{definition.__name__} fields")
+    group = parser.add_argument_group(
+        f"{definition.__name__} fields", "LIST: items between commas, or a JSON list. JSON: a JSON object."
+    )
     hints = typing.get_type_hints(definition)
     for field in options_of(definition):
         if not field.metadata.get("cli", True):
@@ -163,6 +165,8 @@ def as_list(text: str, kind: type) -> list[Any]:
     """A JSON list, or items between commas."""
     if text.lstrip().startswith("["):
         return list(as_json(text, list, "a JSON list"))
+    if not text:
+        raise argparse.ArgumentTypeError("got nothing, expected items between commas, or [] for none")
     return [as_scalar(item.strip() if kind is not str else item, (kind,)) for item in text.split(",") if item]
 
 

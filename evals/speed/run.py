@@ -31,7 +31,19 @@ from decodex.tokenizer import Tokenizer
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-SAMPLINGS = {"greedy": {"temperature": 0.0}, "top_p": {"temperature": 0.8, "top_p": 0.9}}
+SAMPLINGS: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "top_p": {"temperature": 0.8, "top_p": 0.9},
+    "full": {  # decodex and vllm only
+        "temperature": 0.8,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "min_p": 0.02,
+        "top_k": 50,
+        "top_p": 0.9,
+        "seed": 7,
+    },
+}
 SLOW_FACTOR = 3.0
 BUILT_IN_PROMPTS = [
     "What is a glacier and how does it move?",
@@ -264,7 +276,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--engines", default="decodex,openvino,vllm,transformers", help="also: llamacpp (4-bit GGUF)")
     parser.add_argument("--batches", default="1,8,32")
-    parser.add_argument("--samplings", default="greedy,top_p")
+    parser.add_argument("--samplings", default="greedy,top_p", help="also: full (decodex and vllm)")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--warm-up-tokens", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
