@@ -1,0 +1,60 @@
+"""The model's vocabulary as the grammar libraries see it: bytes per token, special tokens, ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from decodex.grammar.matcher import MaskRow
+
+__all__ = ["GrammarVocabulary"]
+
+
+class GrammarVocabulary:
+    """Tokens as raw bytes, from which each library's own tokenizer object is built once, when first used.
+
+    `tokens[i]` is what token i adds to a text: byte-level and byte-fallback spellings are resolved by the caller.
+    Special tokens and ends keep their spelling there and are never part of a constrained text; so are tokens without
+    bytes. One per engine; any thread may use it.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        special_ids: frozenset[int],
+        eos_token_ids: frozenset[int],
+        encode: Callable[[str], list[int]],
+    ) -> None:
+        self.tokens = [bytes(token) for token in tokens]  # [V]
+        self.size = len(self.tokens)
+        self.num_words = (self.size + 31) // 32
+        self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < self.size)
+        self.special_ids = frozenset(i for i in special_ids if 0 <= i < self.size) | self.eos_token_ids
+        self.encode = encode  # text -> ids, no special tokens added
+        if not self.eos_token_ids:
+            raise ValueError("a constrained output needs an end: expected at least one eos_token_id in the vocabulary")
+        self.text_bits = self.pack(i for i, t in enumerate(self.tokens) if t and i not in self.special_ids)
+        self.eos_bits = self.pack(self.eos_token_ids)
+        self._lock = threading.RLock()
+        self._built: dict[str, Any] = {}
+
+    def pack(self, token_ids: Any) -> MaskRow:
+        """A row with the bits of these tokens set."""
+        bits = np.zeros(self.num_words * 32, dtype=np.uint8)
+        bits[list(token_ids)] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    def unpack(self, row: MaskRow) -> list[int]:
+        """The tokens whose bits are set, ascending."""
+        bits = np.unpackbits(np.ascontiguousarray(row).view(np.uint8), bitorder="little")[: self.size]
+        return [int(i) for i in np.flatnonzero(bits)]
+
+    def built(self, name: str, build: Callable[[], Any]) -> Any:
+        """The object that a backend keeps per vocabulary under `name`, built by the first that asks."""
+        with self._lock:
+            if name not in self._built:
+                self._built[name] = build()
+            return self._built[name]
