@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from decodex.grammar.matcher import MaskRow
 
 __all__ = ["GrammarVocabulary"]
+
+_UTF8_BYTES = {bytes([byte]) for byte in range(0xF5) if byte not in (0xC0, 0xC1)}
 
 
 class GrammarVocabulary:
@@ -36,8 +38,10 @@ class GrammarVocabulary:
         self.encode = encode  # text -> ids, no special tokens added
         if not self.eos_token_ids:
             raise ValueError("a constrained output needs an end: expected at least one eos_token_id in the vocabulary")
-        self.text_bits = self.pack(i for i, t in enumerate(self.tokens) if t and i not in self.special_ids)
+        self.text_bits = self.pack(i for i, _ in self.text_tokens())
         self.eos_bits = self.pack(self.eos_token_ids)
+        singles = {token for _, token in self.text_tokens() if len(token) == 1}
+        self.is_complete = singles >= _UTF8_BYTES  # any text can be spelt
         self._lock = threading.RLock()
         self._built: dict[str, Any] = {}
 
@@ -51,6 +55,35 @@ class GrammarVocabulary:
         """The tokens whose bits are set, ascending."""
         bits = np.unpackbits(np.ascontiguousarray(row).view(np.uint8), bitorder="little")[: self.size]
         return [int(i) for i in np.flatnonzero(bits)]
+
+    def spell(self, text: str) -> list[int]:
+        """Tokens of `text` by the model's tokenizer; by longest match where it has none for it."""
+        try:
+            ids = [int(i) for i in self.encode(text)]
+            if all(0 <= i < self.size for i in ids):
+                return ids
+        except Exception:  # whatever a tokenizer makes of text outside its alphabet
+            pass
+        return self._spell_greedily(text.encode("utf-8", errors="replace"))
+
+    def _spell_greedily(self, text: bytes) -> list[int]:
+        by_bytes = self.built("bytes", lambda: {t: i for i, t in self.text_tokens()})
+        longest = self.built("longest", lambda: max((len(t) for t in by_bytes), default=0))
+        ids = []
+        at = 0
+        while at < len(text):
+            for size in range(min(longest, len(text) - at), 0, -1):
+                if (token := by_bytes.get(text[at : at + size])) is not None:
+                    ids.append(token)
+                    at += size
+                    break
+            else:
+                break  # nothing spells the rest
+        return ids
+
+    def text_tokens(self) -> Iterator[tuple[int, bytes]]:
+        """The tokens that can be part of a constrained text, with their bytes."""
+        return ((i, t) for i, t in enumerate(self.tokens) if t and i not in self.special_ids)
 
     def built(self, name: str, build: Callable[[], Any]) -> Any:
         """The object that a backend keeps per vocabulary under `name`, built by the first that asks."""

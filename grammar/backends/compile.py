@@ -1,0 +1,96 @@
+"""One plan, one backend, one compiled grammar; and the two halves of it that a child process shares with us."""
+
+from __future__ import annotations
+
+import json
+
+from decodex.grammar.backends import llguidance, outlines, xgrammar
+from decodex.grammar.ebnf import Rules
+from decodex.grammar.errors import ConstraintError
+from decodex.grammar.lark import print_ebnf, print_lark
+from decodex.grammar.matcher import CompiledGrammar
+from decodex.grammar.pattern import Pattern, size_of, to_rust
+from decodex.grammar.plan import Json, LarkText, Plan, WholeText
+from decodex.grammar.vocabulary import GrammarVocabulary
+
+__all__ = ["assemble", "compile_here", "compile_saved", "is_risky"]
+
+_SMALL_EBNF = 20_000  # characters of EBNF that xgrammar compiles in milliseconds
+_SMALL_PATTERN = 2_000
+
+
+def is_risky(plan: Plan) -> bool:
+    """Whether compiling may take long or much memory: then it is done where it can be killed.
+
+    llguidance counts its own steps and stops; the other two have no limits.
+    """
+    if plan.backend == "llguidance":
+        return False
+    if plan.backend == "outlines" or isinstance(plan.form, Json):
+        return True
+    if isinstance(plan.form, WholeText):
+        return size_of(plan.form.pattern) > _SMALL_PATTERN
+    assert isinstance(plan.form, Rules)
+    size = sum(size_of(pattern) for _, pattern in plan.form.rules)
+    return size > _SMALL_PATTERN or len(print_ebnf(plan.form)) > _SMALL_EBNF
+
+
+def compile_here(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGrammar:
+    """Compile in this thread."""
+    if plan.backend == "llguidance":
+        return _compile_llguidance(plan, vocabulary)
+    if plan.backend == "xgrammar":
+        compiled = xgrammar.compile_ebnf(_ebnf(plan), vocabulary)
+        return xgrammar.XgrammarGrammar(plan.constraint, vocabulary, compiled)
+    return assemble(plan, compile_saved(plan, vocabulary), vocabulary)
+
+
+def compile_saved(plan: Plan, vocabulary: GrammarVocabulary) -> bytes:
+    """What a child process compiles, as bytes."""
+    if plan.backend == "xgrammar":
+        return xgrammar.save(xgrammar.compile_ebnf(_ebnf(plan), vocabulary))
+    return outlines.save(outlines.compile_regex(_regex(plan), vocabulary))
+
+
+def assemble(plan: Plan, saved: bytes, vocabulary: GrammarVocabulary) -> CompiledGrammar:
+    """The compiled grammar from what `compile_saved` gave."""
+    if plan.backend == "xgrammar":
+        return xgrammar.XgrammarGrammar(plan.constraint, vocabulary, xgrammar.load(saved, vocabulary))
+    return outlines.OutlinesGrammar(plan.constraint, vocabulary, outlines.load(saved), len(saved))
+
+
+def _compile_llguidance(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGrammar:
+    form = plan.form
+    if isinstance(form, Json):
+        text = llguidance.json_text(form.schema, form.whitespace)
+    elif isinstance(form, WholeText):
+        text = json.dumps({"grammars": [{"lark_grammar": _regex_lark(form.pattern)}]})
+    elif isinstance(form, Rules):
+        text = json.dumps({"grammars": [{"lark_grammar": print_lark(form)}]})
+    elif isinstance(form, LarkText):
+        text = json.dumps({"grammars": [{"lark_grammar": form.text}]})
+    else:
+        raise ConstraintError("structural tags are not supported yet")
+    return llguidance.compile_text(text, plan.constraint, vocabulary)
+
+
+def _regex_lark(pattern: Pattern) -> str:
+    return f"start: /{to_rust(pattern)}/"
+
+
+def _ebnf(plan: Plan) -> str:
+    form = plan.form
+    if isinstance(form, Json):
+        return xgrammar.json_ebnf(form.schema, form.whitespace)
+    if isinstance(form, WholeText):
+        return print_ebnf(Rules((("root", form.pattern),)))
+    assert isinstance(form, Rules), f"{type(form).__name__} is not for xgrammar"
+    return print_ebnf(form)
+
+
+def _regex(plan: Plan) -> str:
+    form = plan.form
+    if isinstance(form, Json):
+        return outlines.json_regex(form.schema, form.whitespace)
+    assert isinstance(form, WholeText), f"{type(form).__name__} is not for outlines"
+    return to_rust(form.pattern)

@@ -1,0 +1,218 @@
+"""llguidance: JSON schemas, regular expressions, grammars and tags, with the room's own semantics on top.
+
+The library never raises: after a fault its matcher is in an error state for ever, so the state is read after every
+call, and a token is tried only where it can be taken back. Its forks are cheap and share what the lexer has built.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from decodex.grammar.constraint import Constraint
+from decodex.grammar.errors import ConstraintError, MatcherError
+from decodex.grammar.mask import has_bit
+from decodex.grammar.matcher import MaskRow, address_of
+from decodex.grammar.vocabulary import GrammarVocabulary
+
+__all__ = ["LlguidanceGrammar", "LlguidanceMatcher", "compile_text", "json_text"]
+
+_MAX_WHITESPACE = 40  # characters in a run of "flexible" whitespace
+_SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "flexible": (",", ":")}
+_BYTES_PER_CHARACTER = 60  # of a compiled grammar, measured by evals/maskbench
+_FIRST_BYTES = 200_000
+
+
+class _Encoder:
+    """The vocabulary as the library's tokenizer wrapper wants it."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self.eos_token_id = min(vocabulary.eos_token_ids)
+        self.bos_token_id = None
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self._vocabulary = vocabulary
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError("text only")  # how the wrapper finds out
+        return self._vocabulary.spell(text)
+
+
+def tokenizer_of(vocabulary: GrammarVocabulary) -> llguidance.LLTokenizer:
+    """The library's tokenizer of a vocabulary, built once."""
+
+    def build() -> llguidance.LLTokenizer:
+        wrapper = llguidance.TokenizerWrapper(_Encoder(vocabulary))
+        return llguidance.LLTokenizer(wrapper, eos_token=sorted(vocabulary.eos_token_ids))
+
+    tokenizer: llguidance.LLTokenizer = vocabulary.built("llguidance", build)
+    return tokenizer
+
+
+def json_text(schema: Any, whitespace: str) -> str:
+    """The library's grammar of a JSON schema, in the one JSON form that all backends emit."""
+    item, key = _SEPARATORS[whitespace]
+    options: dict[str, Any] = {
+        "item_separator": item,
+        "key_separator": key,
+        "whitespace_flexible": whitespace == "flexible",
+        "json_allowed_escapes": '"\\bfnrtu',  # u: control characters only
+        "json_allow_general_unicode_escapes": False,
+        "lenient": False,
+        "coerce_one_of": False,
+    }
+    if whitespace == "flexible":
+        options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{_MAX_WHITESPACE}}}"
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
+
+
+def compile_text(
+    text: str, constraint: Constraint, vocabulary: GrammarVocabulary, markers: frozenset[int] = frozenset()
+) -> LlguidanceGrammar:
+    """Compile a grammar in the library's own form. markers: special tokens that are legal where it names them."""
+    limits = llguidance.LLParserLimits(verbose_errors=False)
+    inner = llguidance.LLMatcher(tokenizer_of(vocabulary), text, log_level=0, limits=limits)
+    if inner.is_error():
+        raise ConstraintError(_first_line(inner.get_error()))
+    return LlguidanceGrammar(constraint, vocabulary, inner, markers, len(text))
+
+
+class LlguidanceGrammar:
+    """A compiled grammar: a matcher at the start, that every request forks."""
+
+    backend = "llguidance"
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        vocabulary: GrammarVocabulary,
+        inner: llguidance.LLMatcher,
+        markers: frozenset[int],
+        num_characters: int,
+    ) -> None:
+        self.constraint = constraint
+        self.vocabulary = vocabulary
+        self.num_bytes = _FIRST_BYTES + _BYTES_PER_CHARACTER * num_characters
+        self.legal_bits = vocabulary.text_bits | vocabulary.pack(markers) if markers else vocabulary.text_bits
+        self._inner = inner
+        self._lock = threading.Lock()
+        try:
+            start = LlguidanceMatcher(self, inner.deep_copy())
+            self.first_mask = start.mask()
+        except MatcherError as error:
+            raise ConstraintError(f"the constraint is too complex: {error}") from error
+        if not self.first_mask.any():
+            raise ConstraintError("nothing can be written: no token of the model's vocabulary begins a member")
+
+    def matcher(self) -> LlguidanceMatcher:
+        """A new matcher at the start."""
+        with self._lock:
+            return LlguidanceMatcher(self, self._inner.deep_copy(), self.first_mask)
+
+
+class LlguidanceMatcher:
+    """One request's position. The mask of a position is computed once and kept until the position changes."""
+
+    __slots__ = ("_grammar", "_inner", "_mask", "_num_tokens")
+
+    def __init__(
+        self,
+        grammar: LlguidanceGrammar,
+        inner: llguidance.LLMatcher,
+        mask: MaskRow | None = None,
+        num_tokens: int = 0,
+    ) -> None:
+        self._grammar, self._inner, self._mask, self._num_tokens = grammar, inner, mask, num_tokens
+
+    def fill(self, row: MaskRow) -> bool:
+        """See Matcher.fill."""
+        row[:] = self.mask()
+        return True
+
+    def mask(self) -> MaskRow:
+        """The mask of this position; not to be written to."""
+        if self._mask is None:
+            vocabulary = self._grammar.vocabulary
+            mask = np.zeros(vocabulary.num_words, dtype=np.int32)
+            is_accepting = self.is_accepting
+            if not self._inner.is_stopped():
+                self._inner.unsafe_compute_mask_ptr(address_of(mask), mask.nbytes)
+                self._check()
+                mask &= self._grammar.legal_bits
+            if is_accepting:
+                mask |= vocabulary.eos_bits
+            self._mask = mask
+        return self._mask
+
+    def accept(self, token_id: int) -> bool:
+        """See Matcher.accept."""
+        if not has_bit(self._grammar.legal_bits, token_id) or self._inner.is_stopped():
+            self._check()
+            return False
+        taken = self._inner.try_consume_tokens([token_id])
+        self._check()
+        if taken:
+            self._mask = None
+            self._num_tokens += 1
+        return taken == 1
+
+    def rollback(self, num_tokens: int) -> None:
+        """See Matcher.rollback."""
+        if not 0 <= num_tokens <= self._num_tokens:
+            raise MatcherError(f"rollback of {num_tokens} tokens, {self._num_tokens} were accepted")
+        if num_tokens:
+            done = self._inner.rollback(num_tokens)
+            self._check()
+            if not done:
+                raise MatcherError(f"llguidance can't take back {num_tokens} tokens")
+            self._mask = None
+            self._num_tokens -= num_tokens
+
+    def fork(self) -> LlguidanceMatcher:
+        """See Matcher.fork."""
+        return LlguidanceMatcher(self._grammar, self._inner.deep_copy(), self._mask, self._num_tokens)
+
+    def forced_text(self) -> bytes:
+        """See Matcher.forced_text."""
+        if self.is_accepting:
+            return b""
+        text = self._inner.compute_ff_bytes()
+        self._check()
+        return text.partition(b"\xff")[0]  # 0xFF begins the library's spelling of a special token
+
+    def forced_tokens(self) -> list[int]:
+        """See Matcher.forced_tokens."""
+        if self.is_accepting:
+            return []
+        tokens = self._inner.compute_ff_tokens()
+        self._check()
+        legal = [has_bit(self._grammar.legal_bits, token) for token in tokens]
+        return tokens[: legal.index(False)] if False in legal else tokens
+
+    @property
+    def is_accepting(self) -> bool:
+        """See Matcher.is_accepting."""
+        accepting = self._inner.is_accepting()
+        self._check()
+        return accepting
+
+    @property
+    def is_terminated(self) -> bool:
+        """See Matcher.is_terminated."""
+        if not self.is_accepting:
+            return False
+        return self._inner.is_stopped() or not (self.mask() & ~self._grammar.vocabulary.eos_bits).any()
+
+    def _check(self) -> None:
+        if self._inner.is_error():
+            raise MatcherError(_first_line(self._inner.get_error()))
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300] or "llguidance failed without a reason"

@@ -1,0 +1,109 @@
+"""Lark grammars as llguidance reads them: how they are recognised, checked, and printed from our own rules."""
+
+from __future__ import annotations
+
+import re
+
+from decodex.grammar.ebnf import Rules
+from decodex.grammar.errors import ConstraintError
+from decodex.grammar.limits import MAX_NESTING, MAX_REPETITION, check_text
+from decodex.grammar.pattern import Chars, Choice, Concat, Pattern, Repeat, Rule, Text, to_rust
+
+__all__ = ["check_lark", "is_lark", "print_ebnf", "print_lark"]
+
+_START = re.compile(r"(?m)^\s*(%llguidance\b|\??start\s*(\[[^\]\n]*\])?\s*:)")
+# what may hold any sign: a text, a regex, a comment
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+_TIMES = re.compile(r"\{(\d+)?,?(\d+)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
+
+
+def is_lark(text: str) -> bool:
+    """Whether a text defines a rule named start."""
+    return _START.search(text) is not None
+
+
+def check_lark(text: str) -> str:
+    """The text itself, without what we can't answer for: special tokens, embedded schemas, limits of its own."""
+    check_text(text)
+    bare = _QUOTED.sub(lambda match: " " * len(match.group()), text)
+    for found, reason in (
+        (re.search(r"<[|\w\[!*][^<>\n]*>", bare), "special tokens are not legal inside a constrained output"),
+        (re.search(r"%json\b", bare), "an embedded JSON schema is not supported (use the kind json)"),
+        (re.search(r"@\w", bare), "references to other grammars are not supported"),
+        (re.search(r"\b(max_tokens|stop_capture|temperature)\s*=", bare), "this attribute is not supported"),
+    ):
+        if found:
+            line = bare.count("\n", 0, found.start()) + 1
+            raise ConstraintError(f"grammar, line {line}: {reason}")
+    for match in _TIMES.finditer(bare):
+        if any(int(number) > MAX_REPETITION for number in match.groups() if number and len(number) < 12):
+            line = bare.count("\n", 0, match.start()) + 1
+            raise ConstraintError(f"grammar, line {line}: at most {MAX_REPETITION:,} repetitions are allowed")
+    if max(bare.count("("), bare.count("[")) > 20 * MAX_NESTING:
+        raise ConstraintError("the grammar has too many brackets")
+    return text
+
+
+def print_lark(rules: Rules) -> str:
+    """Our rules as a Lark grammar with one terminal per character class.
+
+    The library's lexer takes the longest match, which would make a longer terminal swallow what follows it; one
+    character is always the longest match of itself.
+    """
+    printer = _Printer([name for name, _ in rules.rules])
+    lines = [f"{printer.names[name]}: {printer.print(pattern)}" for name, pattern in rules.rules]
+    terminals = [f"{name}: /{regex}/" for regex, name in printer.terminals.items()]
+    return "\n".join(["%llguidance {}", "start: r0", *lines, *terminals, ""])
+
+
+class _Printer:
+    def __init__(self, names: list[str]) -> None:
+        self.names = {name: f"r{index}" for index, name in enumerate(names)}
+        self.terminals: dict[str, str] = {}
+
+    def print(self, pattern: Pattern) -> str:
+        if isinstance(pattern, Rule):
+            return self.names[pattern.name]
+        if isinstance(pattern, Text):
+            return " ".join(self._terminal(Text(c)) for c in pattern.text) or '""'
+        if isinstance(pattern, Chars):
+            return self._terminal(pattern)
+        if isinstance(pattern, Repeat):
+            times = f"{{{pattern.low},{'' if pattern.high is None else pattern.high}}}"
+            return f"({self.print(pattern.part)}){times}"
+        parts = [self.print(part) for part in pattern.parts]
+        if isinstance(pattern, Choice):
+            return f"({' | '.join(parts)})"
+        return " ".join(parts) or '""'
+
+    def _terminal(self, pattern: Text | Chars) -> str:
+        regex = to_rust(pattern)
+        return self.terminals.setdefault(regex, f"T{len(self.terminals)}")
+
+
+def print_ebnf(rules: Rules) -> str:
+    """Our rules in xgrammar's EBNF, in the most basic syntax."""
+    names = {name: f"r{index}" for index, (name, _) in enumerate(rules.rules)}
+    names["root"] = "root"
+    return "\n".join(f"{names[name]} ::= {_ebnf(pattern, names)}" for name, pattern in rules.rules) + "\n"
+
+
+def _ebnf(pattern: Pattern, names: dict[str, str]) -> str:
+    if isinstance(pattern, Rule):
+        return names[pattern.name]
+    if isinstance(pattern, Text):
+        return '"' + "".join(_escaped(ord(c)) for c in pattern.text) + '"'
+    if isinstance(pattern, Chars):
+        return "[" + "".join(f"{_escaped(first)}-{_escaped(last)}" for first, last in pattern.ranges) + "]"
+    if isinstance(pattern, Repeat):
+        times = f"{{{pattern.low},{'' if pattern.high is None else pattern.high}}}"
+        return f"({_ebnf(pattern.part, names)}){times}"
+    assert isinstance(pattern, Concat | Choice)
+    parts = [_ebnf(part, names) for part in pattern.parts]
+    if isinstance(pattern, Choice):
+        return f"({' | '.join(parts)})"
+    return " ".join(parts) or '""'
+
+
+def _escaped(code: int) -> str:
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
