@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from decodex.grammar.errors import ConstraintError
+from decodex.grammar.schema.canonical import canonical_schema
+from decodex.grammar.schema.conjunction import conjoined
+from decodex.grammar.schema.dialect import read_schema
+from decodex.grammar.schema.features import features_of
+from decodex.grammar.schema.inplace import check_cycles, reachable, resolve_unevaluated
+from decodex.grammar.schema.nodes import Lit
+from decodex.grammar.schema.routing import check_backend as check_features
+from decodex.grammar.schema.routing import route_features
+from decodex.grammar.schema.text import parse_schema
+
+__all__ = ["PreparedSchema", "check_backend", "prepare_schema", "route"]
 
 
 @dataclass(frozen=True)
 class PreparedSchema:
-    """A canonical, self-contained schema and what it needs of a backend."""
+    """A schema in canonical form, self-contained, and what it needs of a backend.
+
+    schema: JSON value; the properties of an object stand in the order in which they are written out. features: see
+    `features.py`.
+    """
 
     schema: Any
     features: frozenset[str]
 
 
 def prepare_schema(text: str) -> PreparedSchema:
-    """Parse, bound, and canonicalise a schema; ConstraintError with path and keyword where it is refused."""
-    try:
-        schema = json.loads(text)
-    except ValueError as error:
-        raise ConstraintError(f"The schema is not JSON: {error}") from error
-    if not isinstance(schema, (dict, bool)):
-        raise ConstraintError("A schema is an object or a boolean.", path="$")
-    return PreparedSchema(schema, frozenset())
+    """Parse, bound and canonicalise a schema.
+
+    Raises ConstraintError, with JSON path and keyword, where the text is no schema, exceeds a limit, refers outside of
+    itself or to itself without a base, admits nothing, or says what the canonical form cannot say exactly.
+    """
+    root = read_schema(parse_schema(text))
+    nodes = reachable(root)
+    check_cycles(nodes)
+    resolve_unevaluated(nodes)
+    schema = canonical_schema(conjoined([Lit(root)]))
+    if schema is False:
+        raise ConstraintError("no value satisfies the schema", path="$")
+    return PreparedSchema(schema, features_of(schema))
 
 
 def route(prepared: PreparedSchema) -> str:
     """The backend that `auto` takes; ConstraintError where none honours the schema."""
-    return "llguidance"
+    return route_features(prepared.features)
 
 
 def check_backend(prepared: PreparedSchema, backend: str) -> None:
     """ConstraintError naming keyword and path where the named backend does not honour the schema."""
+    check_features(prepared.features, backend)
