@@ -33,7 +33,11 @@ def _is_loop(tree: Part) -> bool:
 
 
 def _has_choice(tree: Part) -> bool:
-    return (isinstance(tree, Rep) and tree.high != tree.low) or isinstance(tree, Alt) or any(map(_has_choice, _parts(tree)))
+    return (
+        (isinstance(tree, Rep) and tree.high != tree.low)
+        or isinstance(tree, Alt)
+        or any(map(_has_choice, _parts(tree)))
+    )
 
 
 def _nested_loops(tree: Part) -> list[Rep]:

@@ -74,7 +74,9 @@ def _containing(shape: Shape, wanted: list[tuple[Lit, int, int]], solver: Solver
             if end is None or end > MAX_POSITIONS or least > 1:
                 if end is not None and end < start + least:
                     continue
-                raise ConstraintError("an item that must occur at an open position is not supported", keyword="contains")
+                raise ConstraintError(
+                    "an item that must occur at an open position is not supported", keyword="contains"
+                )
             for position in range(start, end):
                 longer = [*prefix, *([rest] * (position + 1 - len(prefix)))]
                 longer[position] = conjoined([*longer[position], lit])

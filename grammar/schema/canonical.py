@@ -7,8 +7,11 @@ properties and items, `prefixItems` and `items`. No keyword beside `anyOf` or `$
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
+from decodex.grammar.errors import ConstraintError
 from decodex.grammar.schema.cells import Cell
 from decodex.grammar.schema.conjunction import FALSE, TRUE, Key
 from decodex.grammar.schema.solver import Solver
@@ -130,6 +133,7 @@ class _Writer:
         values = [value for cell in self.cells[key] if cell.values is not None for value in cell.values]
         options = [self.alternative(cell, depth) for cell in self.cells[key] if cell.values is None]
         if values:
+            check_spelling(json.dumps(values, ensure_ascii=False))
             options.append({"enum": values})
         return options[0] if len(options) == 1 else {"anyOf": options}
 
@@ -149,6 +153,7 @@ class _Writer:
         return True if schema == {"type": list(_ALL)} else schema
 
     def add_object(self, schema: dict[str, Any], cell: Cell, depth: int) -> None:
+        check_spelling(json.dumps([*cell.names], ensure_ascii=False))
         is_closed = not cell.patterns and cell.other == FALSE
         names = {name: self.place(key, depth) for name, key in cell.names.items() if key != FALSE or not is_closed}
         patterns = {regex: self.place(key, depth) for regex, key in cell.patterns.items()}
@@ -161,6 +166,15 @@ class _Writer:
         prefix = [self.place(key, depth) for key in cell.prefix]
         schema.update({"prefixItems": prefix} if prefix else {})
         schema.update({} if cell.rest == TRUE else {"items": self.place(cell.rest, depth)})
+
+
+_UNSPELLED = re.compile(r"\\u00[01]|[\x00-\x1f\x7f]")
+
+
+def check_spelling(text: str) -> None:
+    """Refuse names and values with control characters that have no short escape: no backend writes them."""
+    if _UNSPELLED.search(text):
+        raise ConstraintError("control characters without a short escape are not supported", path="$", keyword="enum")
 
 
 _ALL = ("null", "boolean", "number", "string", "array", "object")

@@ -28,7 +28,3 @@ class Cell:
     other: Key = TRUE
     prefix: tuple[Key, ...] = ()
     rest: Key = TRUE
-
-    def needs(self) -> list[Key]:
-        """Places that must admit something for this cell to admit something, if objects or arrays are all it has."""
-        return [self.names[name] for name in self.required]

@@ -114,4 +114,3 @@ class Conjunction:
 _EXTENDS = {"regexes": "regexes", "required": "required", "mention": "mentioned", "exclude": "excluded"}
 _APPENDS = {"array": "arrays", "contains": "contains", "object": "objects", "names": "names", "has": "has",
             "blocked": "blocked", "not_regex": "not_regexes", "lits": "lits"}  # fmt: skip
-

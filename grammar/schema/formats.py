@@ -58,8 +58,7 @@ ATOM = "[a-zA-Z0-9!#$%&'*+/=?\\x{5E}_`{|}~-]+"
 QUOTED = '"(?:[\\x{20}\\x{21}\\x{23}-\\x{5B}\\x{5D}-\\x{7E}]|\\x{5C}[\\x{20}-\\x{7E}])*"'
 LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 EMAIL = (
-    f"(?:{ATOM}(?:\\x{{2E}}{ATOM})*|{QUOTED})"
-    f"@(?:{LABEL}(?:\\x{{2E}}{LABEL})*|\\x{{5B}}(?:{IPV4}|IPv6:{IPV6})\\x{{5D}})"
+    f"(?:{ATOM}(?:\\x{{2E}}{ATOM})*|{QUOTED})@(?:{LABEL}(?:\\x{{2E}}{LABEL})*|\\x{{5B}}(?:{IPV4}|IPv6:{IPV6})\\x{{5D}})"
 )
 
 UCS = "\\x{A0}-\\x{D7FF}\\x{F900}-\\x{FDCF}\\x{FDF0}-\\x{FFEF}" + "".join(

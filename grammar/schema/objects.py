@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["object_cells"]
 
+_STRING_LEAVES = {"minLength", "maxLength", "pattern"}
 MAX_CHOICES = 64  # alternatives that a count of properties may be written out as
 
 
@@ -67,7 +68,7 @@ def _restrict_names(cell: Cell, lit: Lit, conj: Conjunction, solver: Solver) -> 
         if not admits(lit, name):
             cell.names[name] = FALSE
     strings = [c for c in solver.solve(conjoined([lit])) if c.values is not None or "string" in c.types]
-    if any(c.values is None and set(c.leaves) <= {"type"} for c in strings):
+    if any(c.values is None and not _STRING_LEAVES & set(c.leaves) for c in strings):
         return
     if cell.patterns:
         raise ConstraintError("propertyNames beside patternProperties is not supported", keyword="propertyNames")

@@ -6,6 +6,7 @@ the like mean what ECMA-262 says in every engine. A leading positive look-ahead 
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -19,6 +20,7 @@ __all__ = ["anything_but", "length_regex", "literal", "matches", "whole_regexes"
 MAX_UNROLLED = 20_000  # nodes of a regex with its counted repetitions unrolled
 ANY = Chars(((0, MAX_CODE),))
 REST = Rep(ANY, 0, None)
+LITERAL = frozenset(string.ascii_letters + string.digits + "_ -:/,@%\"'=<>!;~`")
 
 
 @lru_cache(maxsize=4096)
@@ -137,7 +139,7 @@ def code_spelling(code: int) -> str:
 
 def literal(text: str) -> str:
     """A regex for exactly this text."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "_ -:/,@%\"'=<>!;~`") else code_spelling(ord(c)) for c in text)
+    return "".join(c if c in LITERAL else code_spelling(ord(c)) for c in text)
 
 
 def length_regex(low: int, high: int | None) -> str:
@@ -147,9 +149,9 @@ def length_regex(low: int, high: int | None) -> str:
 
 def anything_but(texts: Iterable[str]) -> str:
     """A regex for every text but these (a trie, complemented)."""
-    root: dict[str, dict[str, object]] = {}
+    root: dict[str, object] = {}
     for text in texts:
-        node: dict[str, object] = root  # type: ignore[assignment]
+        node = root
         for char in text:
             node = node.setdefault(char, {})  # type: ignore[assignment]
         node["$end"] = {}
@@ -176,4 +178,4 @@ def _compiled(regex: str) -> object:
 
 def matches(regex: str, text: str) -> bool:
     """Whether one of our own regexes matches the whole text; linear time."""
-    return _compiled(regex).fullmatch(text) is not None  # type: ignore[attr-defined,no-any-return]
+    return _compiled(regex).fullmatch(text) is not None  # type: ignore[attr-defined]

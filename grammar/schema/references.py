@@ -73,7 +73,9 @@ class References:
             raise ConstraintError(f"{reference!r} names no anchor of the schema", path=path, keyword="$ref")
         return self._follow(target, where, uri, fragment, (reference, path))
 
-    def _follow(self, target: Any, where: str, base: str, pointer: str, source: tuple[str, str]) -> tuple[Any, str, str]:
+    def _follow(
+        self, target: Any, where: str, base: str, pointer: str, source: tuple[str, str]
+    ) -> tuple[Any, str, str]:
         """The value at a JSON pointer below `target`."""
         for raw in pointer[1:].split("/"):
             token = raw.replace("~1", "/").replace("~0", "~")

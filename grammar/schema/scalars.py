@@ -18,14 +18,14 @@ MAX_EXCLUDED = 16
 
 def number_leaves(conj: Conjunction) -> list[dict[str, Any]]:
     """Alternatives for the numbers, as keywords; none where no number is left. A `type` says which are whole."""
-    low, high, step = conj.low, conj.high, conj.multiple
+    step = conj.multiple
     is_whole = conj.is_integer or (step is not None and step.denominator == 1)
     banned = sorted({v for v in conj.excluded if isinstance(v, (int, float)) and not isinstance(v, bool)})
     if len(banned) > MAX_EXCLUDED:
         raise ConstraintError("too many numbers are excluded", keyword="not")
-    spans = [(low, high)]
+    spans = [(conj.low, conj.high)]
     for value in banned:
-        spans = [piece for span in spans for piece in ((span[0], _least(span[1], value)), (_most(span[0], value), span[1]))]
+        spans = [piece for low, high in spans for piece in ((low, _least(high, value)), (_most(low, value), high))]
     if is_whole:
         return [leaves for span in spans if (leaves := _whole(span, step)) is not None]
     return [{"type": "number", **leaves} for span in spans for leaves in _real(span, step)]
@@ -94,6 +94,9 @@ def string_leaves(conj: Conjunction) -> dict[str, Any] | None:
         if regex in regexes:
             return None
         raise error
+    if high == 0:
+        is_legal = all(matches(regex, "") for regex in regexes) and "" not in conj.excluded
+        return {"type": "string", "maxLength": 0} if is_legal else None
     banned = [v for v in conj.excluded if isinstance(v, str) and all(matches(regex, v) for regex in regexes)]
     banned = [v for v in banned if low <= len(v) and (high is None or len(v) <= high)]
     if banned == [""] and not regexes:

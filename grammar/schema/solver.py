@@ -13,7 +13,7 @@ from decodex.grammar.schema.arrays import array_cells
 from decodex.grammar.schema.cells import Cell
 from decodex.grammar.schema.conjunction import FALSE, TRUE, Conjunction, Key, conjoined
 from decodex.grammar.schema.negation import negated
-from decodex.grammar.schema.nodes import Lit, Part
+from decodex.grammar.schema.nodes import TYPES, Lit, Part
 from decodex.grammar.schema.objects import object_cells
 from decodex.grammar.schema.scalars import number_leaves, string_leaves
 from decodex.grammar.schema.values import admits, key_of, plain
@@ -31,8 +31,7 @@ class Solver:
     """Solves places; owns what is known of them."""
 
     def __init__(self) -> None:
-        self.solved: dict[Key, list[Cell]] = {TRUE: [Cell(types=("null", "boolean", "number", "string", "array", "object"))]}
-        self.solved[FALSE] = []
+        self.solved: dict[Key, list[Cell]] = {TRUE: [Cell(types=TYPES)], FALSE: []}
         self.open: set[Key] = set()
 
     def solve(self, key: Key) -> list[Cell]:
@@ -108,7 +107,7 @@ class Solver:
         choice, rest = choices[0], choices[1:]
         options = choice
         if choice and isinstance(choice[0], Lit):
-            options = self._exclusive(conj, choice)  # type: ignore[arg-type]
+            options = self._exclusive(conj, choice)
         found: list[Conjunction] = []
         for option in options:
             found += self._expand(conj.copy(), option, rest, budget)  # type: ignore[arg-type]
@@ -179,7 +178,8 @@ class Budget:
     def spend(self) -> None:
         self.left -= 1
         if self.left < 0:
-            raise ConstraintError(f"the schema multiplies out to more than {MAX_ALTERNATIVES} alternatives", keyword="anyOf")
+            reason = f"the schema multiplies out to more than {MAX_ALTERNATIVES} alternatives"
+            raise ConstraintError(reason, keyword="anyOf")
 
 
 def _joined(cells: list[Cell]) -> list[Cell]:

@@ -42,7 +42,7 @@ def type_of(value: Any) -> str:
         return "boolean"
     if isinstance(value, (int, float)):
         return "number"
-    return {str: "string", list: "array", dict: "object"}[type(value)]
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
 def admits(lit: Lit, value: Any) -> bool:
@@ -84,9 +84,9 @@ def _holds(part: Part, value: Any, lit: Lit) -> bool:
 
 def _number_holds(kind: str, payload: Any, value: float) -> bool:
     if kind == "low":
-        return value > payload[0] if payload[1] else value >= payload[0]
+        return bool(value > payload[0] if payload[1] else value >= payload[0])
     if kind == "high":
-        return value < payload[0] if payload[1] else value <= payload[0]
+        return bool(value < payload[0] if payload[1] else value <= payload[0])
     return kind != "multiple" or (fraction(value) / payload).denominator == 1
 
 
