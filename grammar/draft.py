@@ -18,7 +18,8 @@ def fill_draft(matcher: Matcher, token_ids: Sequence[int], parents: Sequence[int
     are legal; rows of illegal nodes are zero. The matcher is left where it was, whatever happens.
     """
     num_nodes = len(token_ids)
-    assert len(parents) == num_nodes and len(rows) >= 1 + num_nodes, (num_nodes, len(parents), len(rows))
+    assert len(parents) == num_nodes, (num_nodes, len(parents))
+    assert len(rows) > num_nodes, (num_nodes, len(rows))
     rows[1 : 1 + num_nodes] = 0
     matcher.fill(rows[0])
     is_legal = [False] * num_nodes

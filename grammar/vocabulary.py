@@ -64,9 +64,21 @@ class GrammarVocabulary:
                 return ids
         except Exception:  # whatever a tokenizer makes of text outside its alphabet
             pass
-        return self._spell_greedily(text.encode("utf-8", errors="replace"))
+        return self._spell_greedily(text.encode("utf-8", errors="replace"))[0]
 
-    def _spell_greedily(self, text: bytes) -> list[int]:
+    def spell_bytes(self, text: bytes) -> list[int] | None:
+        """Tokens without special ones that make up exactly these bytes; None where the vocabulary has none."""
+        try:
+            ids = self.spell(text.decode())
+            if b"".join(self.tokens[i] for i in ids) == text and not self.special_ids.intersection(ids):
+                return ids
+        except UnicodeDecodeError:
+            pass
+        ids, size = self._spell_greedily(text)
+        return ids if size == len(text) else None
+
+    def _spell_greedily(self, text: bytes) -> tuple[list[int], int]:
+        """Longest tokens first, and how many bytes they cover."""
         by_bytes = self.built("bytes", lambda: {t: i for i, t in self.text_tokens()})
         longest = self.built("longest", lambda: max((len(t) for t in by_bytes), default=0))
         ids = []
@@ -79,7 +91,7 @@ class GrammarVocabulary:
                     break
             else:
                 break  # nothing spells the rest
-        return ids
+        return ids, at
 
     def text_tokens(self) -> Iterator[tuple[int, bytes]]:
         """The tokens that can be part of a constrained text, with their bytes."""
