@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from decodex.llm import LLM
     from decodex.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from decodex.params import SamplingParams
+    from decodex.structured_outputs import StructuredOutputsParams
     from decodex.version import __version__
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -42,6 +44,7 @@ _HOME = {
     "EngineConfig": "config",
     "LLM": "llm",
     "SamplingParams": "params",
+    "StructuredOutputsParams": "structured_outputs",
     "__version__": "version",
     **dict.fromkeys(("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "outputs"),
     **dict.fromkeys(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from decodex.config import ResolvedConfig
 from decodex.definition import check_int
 from decodex.errors import RequestError
 from decodex.features.feature import Feature
+from decodex.grammars import Grammars
 from decodex.kernels.rng import derive_seed
 from decodex.params import SamplingParams
 from decodex.processors import LogitsProcessor, ProcessorSet
@@ -39,9 +41,11 @@ class Admission:
         tokenizer: Tokenizer,
         model_vocab_size: int,
         features: Sequence[Feature],
+        grammars: Grammars,
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         """`features` refuse what this model can't honour; `processors` are the engine's custom ones."""
+        self._grammars = grammars
         self._config = config
         self._features = features
         self._processors = processors
@@ -58,8 +62,10 @@ class Admission:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        cancelled: threading.Event | None = None,
     ) -> Request:
-        """A request ready to be queued. Raises RequestError naming the field."""
+        """A request ready to be queued. Raises RequestError naming the field. Blocks while a constraint is compiled,
+        until `cancelled` is set."""
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError("params", params, "SamplingParams")
@@ -67,6 +73,7 @@ class Admission:
         text, token_ids = self._tokens_of(prompt)
         max_total = self._max_total_tokens(len(token_ids), params)
         self._check_params(params)
+        grammar = self._grammars.compile(params, cancelled)
         request = Request(
             request_id=f"request-{next(self._names)}" if request_id is None else request_id,
             arrival=next(self._arrivals),
@@ -80,8 +87,10 @@ class Admission:
         )
         for index in range(params.n):
             seed = derive_seed(request.seed, index)
-            completion = Completion(index, seed, params, max_total - len(token_ids), self._tokenizer)
+            constrained = None if grammar is None else grammar.begin()
+            completion = Completion(index, seed, params, max_total - len(token_ids), self._tokenizer, constrained)
             seq = RequestSequence(request, index, seed, max_total, completion, list(token_ids), len(token_ids))
+            seq.constrained = constrained
             if params.logits_processors or self._processors:
                 seq.processors = ProcessorSet(self._processors, params.logits_processors or (), params.n)
                 if seq.processors.stateful:

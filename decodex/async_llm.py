@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from decodex.admission import Prompt
@@ -13,11 +16,14 @@ from decodex.config import EngineConfig
 from decodex.engine import Engine
 from decodex.engine_thread import EngineThread, Listener
 from decodex.errors import DecodexError, EngineError, RequestError
-from decodex.llm import Messages, failed_output, is_single_prompt, one_params_each, template_call
+from decodex.llm import Messages, failed_output, is_single_prompt, one_params_each, template_call, with_schema
 from decodex.outputs import RequestOutput
 from decodex.params import SamplingParams
+from decodex.request import Request
 
 __all__ = ["AsyncLLM"]
+
+MAX_COMPILING = 32  # constrained requests that wait for their grammars at a time
 
 
 class AsyncLLM:
@@ -37,6 +43,7 @@ class AsyncLLM:
         self.engine = engine
         self.tokenizer = engine.tokenizer
         self._thread = EngineThread(engine)
+        self._compiling = ThreadPoolExecutor(MAX_COMPILING, thread_name_prefix="decodex-admission")
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
     async def __aenter__(self) -> AsyncLLM:
@@ -54,18 +61,21 @@ class AsyncLLM:
         """Abort what is in flight and end the engine thread."""
         self._thread.stop()
         self._thread.join()
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+        self.engine.close()
 
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        schema: Any = None,
         priority: int = 0,
     ) -> list[RequestOutput]:
         """Answer one prompt or a list of prompts, in order; see `LLM.generate`. Cancelling aborts them."""
         single = is_single_prompt(prompts)
         many: list[Any] = [prompts] if single else list(prompts)
-        each = one_params_each(params, len(many))
+        each = one_params_each(params, len(many), schema)
 
         async def one(place: int) -> RequestOutput:
             try:
@@ -82,6 +92,7 @@ class AsyncLLM:
         messages: Messages,
         params: SamplingParams | None = None,
         *,
+        schema: Any = None,
         priority: int = 0,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -89,18 +100,20 @@ class AsyncLLM:
     ) -> list[RequestOutput]:
         """Answer one conversation; see `LLM.chat`."""
         options = template_call(add_generation_prompt, tools, chat_template_kwargs)
-        return [await self._last(self.tokenizer.apply_chat_template(messages, **options), params, priority)]
+        prompt = self.tokenizer.apply_chat_template(messages, **options)
+        return [await self._last(prompt, with_schema(params, schema), priority)]
 
     async def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        schema: Any = None,
         request_id: str | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput]:
         """Answer one prompt, yielding the answer so far; closing the iterator or cancelling aborts the request."""
-        request = self.engine.admission.admit(prompt, params, request_id=request_id, priority=priority)
+        request = await self._admit(prompt, with_schema(params, schema), request_id, priority)
         listener = Listener(asyncio.get_running_loop())
         self._thread.add(request, listener)
         finished = False
@@ -123,6 +136,7 @@ class AsyncLLM:
         messages: Messages,
         params: SamplingParams | None = None,
         *,
+        schema: Any = None,
         priority: int = 0,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -130,11 +144,27 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput]:
         """`stream` for a conversation."""
         options = template_call(add_generation_prompt, tools, chat_template_kwargs)
-        return self.stream(self.tokenizer.apply_chat_template(messages, **options), params, priority=priority)
+        prompt = self.tokenizer.apply_chat_template(messages, **options)
+        return self.stream(prompt, params, schema=schema, priority=priority)
 
     async def abort(self, request_id: str) -> None:
         """End a request with finish reason `abort`; its stream gets that as its last output."""
         self._thread.abort(request_id)
+
+    async def _admit(
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int
+    ) -> Request:
+        """Admission; with a constraint in a thread, where it is compiled."""
+        admit = functools.partial(self.engine.admission.admit, request_id=request_id, priority=priority)
+        if params is None or getattr(params, "structured_outputs", None) is None:
+            return admit(prompt, params)
+        cancelled = threading.Event()
+        work = functools.partial(admit, prompt, params, cancelled=cancelled)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._compiling, work)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
 
     async def _last(self, prompt: Prompt, params: SamplingParams | None, priority: int) -> RequestOutput:
         last: RequestOutput | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from decodex.models.interface import ForwardBatch
 from decodex.outputs import Logprob
 
 if TYPE_CHECKING:
+    from decodex.constrained import ConstrainedText
     from decodex.processors import ProcessorSet
     from decodex.scheduler import PlanEntry
 
@@ -36,6 +37,11 @@ class RowSequence(Protocol):
         """Custom logits processors."""
         ...
 
+    @property
+    def constrained(self) -> ConstrainedText | None:
+        """Its place in its grammar."""
+        ...
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -48,7 +54,8 @@ class Rows:
     num_output_host: list[int]  # [L] output tokens before the predicted one, ancestors included
     ancestors: list[tuple[int, ...]]  # [L] draft token ids; () at a root row
     sequences: Sequence[RowSequence]  # [L] committed tokens of the row's slot; never changed during a step
-    errors: dict[int, str] = field(default_factory=dict)  # rows that a custom processor failed on, and how
+    errors: dict[int, str] = field(default_factory=dict)  # rows that a processor or grammar failed on, and how
+    begun: dict[Any, Any] = field(default_factory=dict)  # what a feature has begun for its `apply`, by the feature
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class StepOutput:
     token_ids: list[list[int]]  # [B] lists of 1..K+1 tokens
     accepted: list[list[int]]  # [B] accepted draft nodes, one fewer than tokens
     logprobs: list[list[dict[int, Logprob]] | None]  # [B] per emitted token where wanted
-    errors: list[str | None]  # [B] why the last token is -1, where a custom processor knows
+    errors: list[str | None]  # [B] why the last token is -1, where a feature knows
     prompt_logprobs: list[list[dict[int, Logprob]]]  # one list for each of batch.prompt_rows
 
     @property

@@ -59,8 +59,8 @@ class EngineConfig:
     speculative_config: Any = option(
         default=None, help="speculation; not available yet: only None or False", cli=False
     )
-    structured_outputs_config: Any = option(
-        default=None, help="structured output; not available yet: only None", cli=False
+    check_outputs: bool = option(
+        default=True, help="validate each constrained output again, independently, before it is reported finished"
     )
     logits_processors: Any = option(
         default=None, help="custom logits processors for every request, in order", cli=False, check=Processors()
@@ -87,15 +87,12 @@ class EngineConfig:
             check_number("kv_cache_gib", self.kv_cache_gib, 0.0, open_low=True)
         check_int("block_size", self.block_size, 1, 1024)
         check_bool("enable_prefix_caching", self.enable_prefix_caching)
+        check_bool("check_outputs", self.check_outputs)
         if self.seed is not None:
             check_int("seed", self.seed, 0, 2**53 - 1)
         if self.speculative_config not in (None, False):
             raise RequestError(
                 "speculative_config", self.speculative_config, "None or False", "no proposer is built in yet"
-            )
-        if self.structured_outputs_config is not None:
-            raise RequestError(
-                "structured_outputs_config", self.structured_outputs_config, "None", "not available yet"
             )
         run_checks(self)
 
@@ -111,6 +108,7 @@ class ResolvedConfig:
     num_blocks: int
     block_size: int
     enable_prefix_caching: bool
+    check_outputs: bool
     seed: int | None
 
     @property
@@ -174,6 +172,7 @@ def resolve(
         num_blocks=num_blocks,
         block_size=config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
+        check_outputs=config.check_outputs,
         seed=config.seed,
     )
     logger.info("device=%s kv_cache=%.2f GiB %s", device, num_blocks * block_nbytes / 2**30, resolved)

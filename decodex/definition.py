@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 from decodex.errors import RequestError, nearest_name
 
 __all__ = [
+    "FILE_OR_TEXT",
     "Refusal",
     "check_bool",
     "check_int",
@@ -28,6 +29,7 @@ __all__ = [
 
 T = TypeVar("T")
 
+FILE_OR_TEXT = "FILE|TEXT"  # metavar of a text for which the command line takes the name of a file that holds it, too
 FP32_MAX = 3.4028234663852886e38  # parameters become fp32 on the device
 
 
@@ -68,18 +70,22 @@ def option(
 
 def run_checks(instance: Any) -> None:
     """Replace each field that has a check by what the check returns (called by a definition's __post_init__)."""
+    prefix = getattr(instance, "prefix", "")
     for field in options_of(type(instance)):
         check = field.metadata.get("check")
         if check is not None:
-            object.__setattr__(instance, field.name, check(field.name, getattr(instance, field.name)))
+            value = check(f"{prefix}{field.name}", getattr(instance, field.name))
+            object.__setattr__(instance, field.name, value)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
 def definition(cls: type[T]) -> type[T]:
     """Make `cls` a frozen keyword-only dataclass whose constructor names a misspelt keyword.
 
-    A class attribute `refused` (name -> Refusal) lists keywords that are refused by name.
+    A class attribute `refused` (name -> Refusal) lists keywords that are refused by name; `prefix` stands before the
+    names of fields in errors (a definition that is itself a field's value).
     """
+    prefix: str = getattr(cls, "prefix", "")
     refused: Mapping[str, Refusal] = getattr(cls, "refused", {})
     made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     plain_init = made.__init__
@@ -94,7 +100,7 @@ def definition(cls: type[T]) -> type[T]:
         for key in [key for key in kwargs if key not in names]:
             value = kwargs.pop(key)
             if key not in refused:
-                raise RequestError(key, value, f"a field of {cls.__name__}", nearest_name(key, names))
+                raise RequestError(prefix + key, value, f"a field of {cls.__name__}", nearest_name(key, names))
             if not any(value is off or (type(value) is type(off) and value == off) for off in refused[key].off):
                 raise RequestError(key, value, "to be absent", refused[key].reason)
         plain_init(self, **kwargs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import functools
+from collections.abc import Callable
 
 from decodex.token_bytes import without_leading
 from decodex.tokenizer import Tokenizer
@@ -16,10 +18,16 @@ MAX_HELD = 4  # tokens that may be one unfinished character
 class Detokenizer:
     """Turns a growing list of output tokens into the text that `Tokenizer.decode` gives for all of them."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool, bytes_of: Callable[[int], bytes] | None = None
+    ) -> None:
+        """`bytes_of`: take the text for these bytes of the tokens, as they stand (a text that a grammar has read)."""
         self._text: _Bytes | _Windows
-        if tokenizer.is_exact_in_bytes:
-            self._text = _Bytes(tokenizer, skip_special_tokens)
+        if bytes_of is not None:
+            self._text = _Bytes(bytes_of, 0)
+        elif tokenizer.is_exact_in_bytes:
+            known = functools.partial(tokenizer.bytes_of, skip_special_tokens=skip_special_tokens)
+            self._text = _Bytes(known, tokenizer.num_stripped)
         else:
             self._text = _Windows(tokenizer, skip_special_tokens)
 
@@ -35,14 +43,13 @@ class Detokenizer:
 class _Bytes:
     """Tokens that are bytes: only an unfinished character is held back."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+    def __init__(self, bytes_of: Callable[[int], bytes], num_stripped: int) -> None:
+        self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_stripped = tokenizer.num_stripped
+        self._num_stripped = num_stripped
 
     def append(self, token_id: int) -> str:
-        added = self._tokenizer.bytes_of(token_id, self._skip)
+        added = self._bytes_of(token_id)
         if self._num_stripped:
             rest = without_leading(added, self._num_stripped)
             self._num_stripped = 0 if rest else self._num_stripped - len(added)

@@ -14,6 +14,9 @@ from decodex.errors import DecodexError, EngineError, QueueFullError, RequestErr
 from decodex.features.pipeline import build_features
 from decodex.features.vocabulary import Vocabulary
 from decodex.fingerprint import system_fingerprint
+from decodex.grammar.check import IndependentCheck
+from decodex.grammar.errors import MatcherError
+from decodex.grammars import Grammars
 from decodex.kv_cache import KVCache
 from decodex.models.interface import CausalLM
 from decodex.models.loader import load_model
@@ -28,6 +31,7 @@ from decodex.scheduler import Scheduler
 from decodex.spec.proposer import Proposer, ProposerView
 from decodex.table import RequestTable
 from decodex.tokenizer import Tokenizer
+from decodex.verdicts import Verdicts
 
 __all__ = ["Engine"]
 
@@ -42,6 +46,7 @@ MASKS = (
     "min_tokens",
     "max_thinking_tokens",
     "logits_processors",
+    "structured_outputs",
 )
 
 
@@ -75,13 +80,15 @@ class Engine:
         vocabulary = Vocabulary(tokenizer, model.vocab_size)
         processors = [bind(processor) for processor in config.logits_processors]
         features = build_features(vocabulary, processors)
-        self.admission = Admission(self.config, tokenizer, model.vocab_size, features, processors)
+        self.grammars = Grammars(vocabulary)
+        self.admission = Admission(self.config, tokenizer, model.vocab_size, features, self.grammars, processors)
         exempt = [*vocabulary.eos_token_ids, *vocabulary.newline_ids()]
         self.table = RequestTable(self.config.max_num_seqs, self.config.max_blocks_per_seq, features, exempt)
         self.scheduler = Scheduler(self.config, self.table)
         kv = KVCache(model.kv_spec, self.config.num_blocks, self.config.block_size, device)
         self.runner = ModelRunner(model, kv, self.table, device)
         self.sampler = Sampler(self.table, features, tokenizer)
+        self.verdicts = Verdicts(IndependentCheck() if self.config.check_outputs else None)
         self.proposer = proposer
         self._requests: dict[str, Request] = {}
 
@@ -94,10 +101,15 @@ class Engine:
         model = load_model(files, dtype=config.dtype, quantization=config.quantization, device=device)
         return Engine(config, model, tokenizer, device)
 
+    def close(self) -> None:
+        """End the processes and threads that the engine has started. Nothing may be asked of it any more."""
+        self.verdicts.close()
+        self.grammars.close()
+
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self.verdicts)
 
     @property
     def has_queue_room(self) -> bool:
@@ -113,6 +125,7 @@ class Engine:
                 f"{self.config.max_queued_requests} requests wait already (max_queued_requests)"
             )
         self._requests[request.request_id] = request
+        self.verdicts.expect(request)
         for seq in request.sequences:
             self.scheduler.add(seq)
 
@@ -132,10 +145,16 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One decode step. Returns the requests that got tokens or ended."""
+        """One decode step, and the verdicts that have come. Returns the requests that got tokens or ended."""
         check_torch_defaults()
+        is_idle = not self.scheduler.has_work
+        settled = self._settle(wait=is_idle)
+        return settled if is_idle else list(dict.fromkeys([*settled, *self._decode()]))
+
+    def _decode(self) -> list[Request]:
         plan = self.scheduler.plan()
         batch = self.runner.stage(plan)
+        self.sampler.prepare(batch)  # grammar masks are filled while the forward runs
         logits = self.runner.forward(batch)
         output = self.sampler.sample(logits, batch)
         touched = self._commit(batch, output)
@@ -178,7 +197,11 @@ class Engine:
                     self._fail(seq, error)
                     break
                 seq.token_ids.append(token)
-                if seq.completion.push(token, None if logprobs is None else logprobs[index]):
+                try:
+                    if seq.completion.push(token, None if logprobs is None else logprobs[index]):
+                        break
+                except MatcherError as failure:
+                    self._fail(seq, f"the grammar's backend failed: {failure}")
                     break
             # drafts that were accepted are computed, the last token is not
             seq.num_computed = max(seq.num_computed, len(seq.token_ids) - 1)
@@ -193,11 +216,22 @@ class Engine:
         if request.metrics.first_token_time is None:
             request.metrics.first_token_time = now
         for seq in request.sequences:
-            if seq.status is not Status.FINISHED and seq.completion.finish_reason is not None:
+            if seq.status in (Status.WAITING, Status.RUNNING) and seq.completion.finish_reason is not None:
                 self.scheduler.finish(seq)
+                self.verdicts.begin(seq)
+        self._note_end(request, now)
+
+    def _note_end(self, request: Request, now: float) -> None:
         if request.is_finished:
             request.metrics.finished_time = now
             del self._requests[request.request_id]
+
+    def _settle(self, wait: bool) -> list[Request]:
+        """Take the verdicts that have come."""
+        settled = self.verdicts.settle(wait)
+        for request in settled:
+            self._note_end(request, time.time())
+        return settled
 
     def _fail(self, seq: Sequence, error: str | None) -> None:
         position = len(seq.token_ids)
@@ -218,6 +252,7 @@ class Engine:
         request.error = error
         for seq in request.sequences:
             if seq.status is not Status.FINISHED:
+                self.verdicts.drop(seq)
                 seq.completion.finish(reason)
                 self.scheduler.finish(seq)
         request.metrics.finished_time = time.time()

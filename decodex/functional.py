@@ -65,6 +65,7 @@ class _Row:
     token_ids: list[int]
     num_prompt_tokens: int
     processors: ProcessorSet | None
+    constrained: None = None  # grammars belong to the engine
 
 
 class _NoTokenizer:
@@ -185,6 +186,10 @@ def _one_each(params: Params, num_rows: int) -> list[SamplingParams]:
     each = [params] * num_rows if isinstance(params, SamplingParams) else list(params)
     if len(each) != num_rows:
         raise RequestError("params", f"{len(each)} items", f"one, or one for each of the {num_rows} rows")
+    for item in each:
+        if item.structured_outputs is not None:
+            hint = "apply_token_bitmask_ takes a matcher's masks"
+            raise RequestError("structured_outputs", item.structured_outputs, "to be absent outside of an engine", hint)
     return each
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import threading
@@ -17,8 +18,9 @@ from decodex.errors import DecodexError, EngineError, RequestError
 from decodex.outputs import RequestOutput
 from decodex.params import SamplingParams
 from decodex.request import Request
+from decodex.structured_outputs import StructuredOutputsParams
 
-__all__ = ["LLM", "failed_output", "is_single_prompt", "one_params_each"]
+__all__ = ["LLM", "failed_output", "is_single_prompt", "one_params_each", "with_schema"]
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -30,17 +32,31 @@ def is_single_prompt(prompts: Any) -> bool:
     return len(prompts) > 0 and all(hasattr(item, "__index__") for item in prompts)
 
 
-def one_params_each(params: Any, num_prompts: int) -> list[SamplingParams | None]:
-    """One parameter object for all prompts, or one each."""
+def one_params_each(params: Any, num_prompts: int, schema: Any = None) -> list[SamplingParams | None]:
+    """One parameter object for all prompts, or one each; `schema` for all of them."""
     if params is None or isinstance(params, SamplingParams):
-        return [params] * num_prompts
+        return [with_schema(params, schema)] * num_prompts
     if not isinstance(params, Sequence) or isinstance(params, (str, bytes)):
         raise RequestError("params", params, "SamplingParams, or a list with one for each prompt")
     if len(params) != num_prompts:
         raise RequestError(
             "params", f"{len(params)} items", f"one, or one for each of the {num_prompts} prompts"
         )
-    return list(params)
+    return [with_schema(item, schema) for item in params]
+
+
+def with_schema(params: SamplingParams | None, schema: Any) -> SamplingParams | None:
+    """Parameters whose output satisfies a schema and ends within max_tokens, which is no limit where none was given."""
+    if schema is None:
+        return params
+    if params is not None and not isinstance(params, SamplingParams):
+        raise RequestError("params", params, "SamplingParams")
+    if params is not None and params.structured_outputs is not None:
+        raise RequestError("schema", schema, "to be absent beside structured_outputs")
+    constraint = StructuredOutputsParams(json=schema, finish_within_budget=True)
+    if params is None:
+        return SamplingParams(max_tokens=None, structured_outputs=constraint)
+    return dataclasses.replace(params, structured_outputs=constraint)
 
 
 def failed_output(request_id: str, prompt: Any, error: DecodexError) -> RequestOutput:
@@ -92,23 +108,28 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        schema: Any = None,
         priority: int = 0,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one prompt or a list of prompts (text or token ids), in order.
 
+        `schema` (a Pydantic model, dataclass, TypedDict, or a JSON schema): every output satisfies it and ends within
+        max_tokens, no limit where there are no `params`; `outputs[0].parsed` is the object.
+
         A single prompt that is refused raises its RequestError. In a list, the refused one gets an output with
         `error` set and the others finish.
         """
-        if is_single_prompt(prompts):
-            return self._run([prompts], one_params_each(params, 1), priority, use_tqdm, raise_refusal=True)
-        return self._run(list(prompts), one_params_each(params, len(prompts)), priority, use_tqdm, False)
+        single = is_single_prompt(prompts)
+        many: list[Any] = [prompts] if single else list(prompts)
+        return self._run(many, one_params_each(params, len(many), schema), priority, use_tqdm, raise_refusal=single)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        schema: Any = None,
         priority: int = 0,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
@@ -117,7 +138,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them through the model's chat template.
 
-        A message is {"role": ..., "content": ...}; `chat_template_kwargs` are variables of the template. Raises
+        A message is {"role": ..., "content": ...}; `chat_template_kwargs` are variables of the template; `schema` as in
+        `generate`. Raises
         RequestError for a model without a template; in a list, a refused conversation gets an output with `error`.
         """
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
@@ -133,14 +155,17 @@ class LLM:
                 if single:
                     raise
                 prompts.append(error)
-        return self._run(prompts, one_params_each(params, len(prompts)), priority, use_tqdm, raise_refusal=single)
+        each = one_params_each(params, len(prompts), schema)
+        return self._run(prompts, each, priority, use_tqdm, raise_refusal=single)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[RequestOutput]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, schema: Any = None
+    ) -> Generator[RequestOutput]:
         """Answer one prompt, yielding the answer so far after every step that adds to it; the last one is finished.
 
         Closing the iterator early aborts the request.
         """
-        request = self.engine.admission.admit(prompt, params)
+        request = self.engine.admission.admit(prompt, with_schema(params, schema))
         with self._turn:
             self.engine.add(request)
         try:
@@ -163,13 +188,14 @@ class LLM:
         messages: Messages,
         params: SamplingParams | None = None,
         *,
+        schema: Any = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Generator[RequestOutput]:
         """`stream` for a conversation."""
         options = template_call(add_generation_prompt, tools, chat_template_kwargs)
-        return self.stream(self.tokenizer.apply_chat_template(messages, **options), params)
+        return self.stream(self.tokenizer.apply_chat_template(messages, **options), params, schema=schema)
 
     def _step(self, *waiting_for: Request) -> None:
         """One step, unless another thread's step has just finished what the caller waits for."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 from decodex.errors import DecodexError
+from decodex.structured_outputs import read_output
 
 __all__ = ["CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"]
 
@@ -35,7 +38,9 @@ class RequestMetrics:
 @dataclass(frozen=True)
 class CompletionOutput:
     """One choice. `seed` with n = 1 reproduces it. `finish_reason` is stop, length, abort, error, or None (running);
-    `stop_reason` is the stop string or token, or "repetition" (SamplingParams.repetition_stop)."""
+    `stop_reason` is the stop string or token, or "repetition" (SamplingParams.repetition_stop). `check` says what the
+    independent validation of a constrained text came to: passed, failed (then `finish_reason` is error), unavailable
+    (its worker was killed, or the time was up), or None (there was nothing to validate)."""
 
     index: int
     text: str
@@ -45,6 +50,16 @@ class CompletionOutput:
     finish_reason: str | None
     stop_reason: int | str | None
     seed: int
+    check: str | None = None
+    schema: Any = field(default=None, repr=False)  # of a JSON constraint: what `parsed` is read into
+
+    @functools.cached_property
+    def parsed(self) -> Any:
+        """The output of a JSON constraint that ended with "stop": an instance of the class that was given as the
+        schema, else plain values; None otherwise. Raises what the class's own validators raise."""
+        if self.schema is None or self.finish_reason != "stop":
+            return None
+        return read_output(self.schema, self.text)
 
 
 @dataclass(frozen=True)

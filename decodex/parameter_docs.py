@@ -9,12 +9,14 @@ from typing import Any
 
 from decodex.definition import options_of
 from decodex.params import SamplingParams
+from decodex.structured_outputs import StructuredOutputsParams
 
 __all__ = ["parameters_markdown"]
 
 INTRO = """# Parameters
 
-Written by `python -m decodex.parameter_docs docs/parameters.md` from `decodex/params.py`: change them there.
+Written by `python -m decodex.parameter_docs docs/parameters.md` from `decodex/params.py` and
+`decodex/structured_outputs.py`: change them there.
 
 Every parameter is a function of the row: of the committed tokens, the draft tokens before it, the seed and the
 position. Batch mates, speculation, chunking and preemption change nothing. The steps are those of the row pipeline
@@ -31,6 +33,7 @@ STEPS = {
     "2 masks": "Step 2: masks",
     "3 penalties": "Step 3: penalties",
     "4 processors": "Step 4: custom logits processors",
+    "5 grammar": "Step 5: structured output",
     "6 temperature": "Step 6: temperature",
     "7 truncation": "Step 7: truncation, in this order",
     "8 draw": "Step 8: the draw",
@@ -52,6 +55,11 @@ output. DRY's lengths are over prompt + output, whatever `penalty_last_n`.""",
 `f(token_ids, logits [V])`; the engine's own (`EngineConfig.logits_processors`) come first. `pure = True` declares a
 pure function of the row. Any other gets a copy for each choice and switches speculation off for its request
 (`metrics.speculation_off`). An exception, a wrong shape or NaN is that request's error.""",
+    "5 grammar": """One of the fields below; [structured_outputs.md](structured_outputs.md) has the kinds and what each
+backend honours. Special tokens and the vocabulary beyond the tokenizer are masked in constrained rows, and the end of
+sequence is possible exactly where the text is complete. All kinds but `structural_tag` describe the whole output:
+`stop`, `stop_token_ids`, `include_stop_str_in_output`, `repetition_stop` and `max_thinking_tokens` are refused beside
+them. An output that nothing but its end can follow ends with "stop", whatever `min_tokens` and `ignore_eos` say.""",
     "8 draw": """A draw needs no state, so the same request and seed give the same tokens.""",
     "output": """`logprobs` and `prompt_logprobs` in a JSON answer show -inf as -9999.0. A request with
 `prompt_logprobs` reads no prefix cache. `logprob_token_ids` without `logprobs` is `logprobs = 0`.""",
@@ -68,6 +76,9 @@ def parameters_markdown() -> str:
             parts.append(f"{NOTES[step]}\n")
         parts.append("| parameter | what it does | range | default | off |\n|---|---|---|---|---|")
         parts[-1] += "".join(f"\n{_line(field)}" for field in fields) + "\n"
+        if step == "5 grammar":
+            parts.append("| field of it | what it does | range | default | off |\n|---|---|---|---|---|")
+            parts[-1] += "".join(f"\n{_line(field)}" for field in options_of(StructuredOutputsParams)) + "\n"
     parts.append("## Refused by name\n")
     reasons: dict[str, list[str]] = {}
     for name, refusal in (SamplingParams.refused or {}).items():

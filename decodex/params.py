@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 from decodex.checks import Bias, Flag, Int, Number, OneOf, Processors, Texts, TokenIds
 from decodex.definition import Refusal, definition, option, run_checks
 from decodex.errors import RequestError
+from decodex.structured_outputs import StructuredOutputs, StructuredOutputsParams
 
-__all__ = ["SamplingParams"]
+__all__ = ["BESIDE_WHOLE_OUTPUT", "SamplingParams"]
 
 MAX_CHOICES = 128
 MAX_WORDS = 256  # stop strings are fewer: 64
@@ -26,6 +27,9 @@ _BEAMS = Refusal(
     "replay; use n with cumulative_logprob",
     (None, False, 0, 1),
 )
+_GUIDED = Refusal("write structured_outputs=StructuredOutputsParams(json=..., regex=..., choice=... or grammar=...)")
+# what would cut, or add to, an output that is a member of its constraint as a whole
+BESIDE_WHOLE_OUTPUT = ("stop", "stop_token_ids", "include_stop_str_in_output", "repetition_stop", "max_thinking_tokens")
 
 
 @definition
@@ -247,6 +251,14 @@ class SamplingParams:
         step="4 processors",
         formula="see decodex/processors.py",
     )
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = option(
+        default=None,
+        help="what the output must be: a JSON schema, regex, choice, grammar or structural tag",
+        cli=False,
+        check=StructuredOutputs(),
+        step="5 grammar",
+        formula="-inf for each token after which the text can't be completed any more",
+    )
     max_tokens: int | None = option(
         default=16,
         help="most tokens to generate; None is up to the context length",
@@ -324,6 +336,7 @@ class SamplingParams:
     refused: ClassVar[Mapping[str, Refusal]] = {
         **dict.fromkeys(("mirostat", "mirostat_mode", "mirostat_tau", "mirostat_eta"), _MIROSTAT),
         **dict.fromkeys(("use_beam_search", "num_beams", "beam_width", "num_beam_groups"), _BEAMS),
+        **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "response_format"), _GUIDED),
         "best_of": Refusal(
             "best_of ranks by a likelihood that no parameter describes and throws the rest away; ask for n choices "
             "and rank them by cumulative_logprob",
@@ -339,6 +352,27 @@ class SamplingParams:
             raise RequestError("min_tokens", self.min_tokens, f"at most max_tokens = {self.max_tokens}")
         if self.logprob_token_ids and self.logprobs is None:
             object.__setattr__(self, "logprobs", 0)
+        if self.whole_output is not None:
+            self._check_beside_whole_output(f"structured_outputs.{self.whole_output.kind}")
+
+    def _check_beside_whole_output(self, constraint: str) -> None:
+        for name in BESIDE_WHOLE_OUTPUT:
+            value = getattr(self, name)
+            if value is not None and value is not False and value != ():
+                hint = "the whole output is a member of the constraint, from its first token to its last"
+                raise RequestError(name, value, f"to be absent beside {constraint}", hint)
+
+    @property
+    def whole_output(self) -> StructuredOutputsParams | None:
+        """The constraint, where it describes the whole output."""
+        constraint = self.constrained
+        return None if constraint is None or constraint.kind == "structural_tag" else constraint
+
+    @property
+    def constrained(self) -> StructuredOutputsParams | None:
+        """`structured_outputs`, which is no mapping once it is checked."""
+        constraint = self.structured_outputs
+        return constraint if isinstance(constraint, StructuredOutputsParams) else None
 
     @property
     def has_penalties(self) -> bool:

@@ -9,6 +9,7 @@ from enum import Enum
 
 from decodex.block_pool import chain_hash
 from decodex.completion import Completion
+from decodex.constrained import ConstrainedText
 from decodex.errors import DecodexError
 from decodex.outputs import Logprob, RequestMetrics
 from decodex.params import SamplingParams
@@ -19,10 +20,11 @@ __all__ = ["Request", "Sequence", "Status"]
 
 
 class Status(Enum):
-    """Where a sequence is; a preempted one waits again."""
+    """Where a sequence is; a preempted one waits again, one whose text is being validated is done but for that."""
 
     WAITING = "waiting"
     RUNNING = "running"
+    CHECKING = "checking"
     FINISHED = "finished"
 
 
@@ -67,6 +69,7 @@ class Sequence:
     num_registered: int = 0  # blocks offered to the prefix cache
     draft: Draft | None = None
     processors: ProcessorSet | None = None
+    constrained: ConstrainedText | None = None
     _hashes: list[bytes] = field(default_factory=list)
 
     @property

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decodex.batch import StepBatch, StepOutput
-from decodex.features.feature import Feature
+from decodex.features.feature import Feature, PreparedFeature
 from decodex.kernels.sampling import SamplingRows, sample_rows, truncate_
 from decodex.logprobs import LogprobReader, Wanted
 from decodex.outputs import Logprob
@@ -33,8 +33,14 @@ class Sampler:
     def __init__(self, table: RequestTable, features: Sequence[Feature], tokenizer: Tokenizer) -> None:
         self._table = table
         self._features = features
+        self._prepared = [feature for feature in features if isinstance(feature, PreparedFeature)]
         self._vocab_size = tokenizer.vocab_size
         self._reader = LogprobReader(tokenizer)
+
+    def prepare(self, batch: StepBatch) -> None:
+        """Begin what needs no logits (grammar masks), before the forward."""
+        for feature in self._prepared:
+            feature.prepare(batch.rows)
 
     def sample(self, logits: Tensor, batch: StepBatch) -> StepOutput:
         """Tokens for every sampled entry from logits [L + P, V_model] fp32 (the first L changed in place)."""

@@ -15,15 +15,18 @@ import torch
 
 from decodex.config import EngineConfig
 from decodex.engine import Engine
+from decodex.grammar.check import IndependentCheck
 from decodex.kernels.rng import derive_seed, seed_bits
 from decodex.kernels.sampling import SamplingRows, sample_rows
 from decodex.kv_cache import KVCache, LayerKV
 from decodex.models.interface import ForwardBatch, ForwardOutput
 from decodex.params import SamplingParams
 from decodex.spec.draft import Draft
+from decodex.verdicts import Verdicts
 
 VOCAB = 12
 EOS = 0
+SHARED_CHECK = IndependentCheck()
 
 
 def hash_logits(prefix: Sequence[int], vocab_size: int) -> np.ndarray:
@@ -188,13 +191,18 @@ class RandomProposer:
 def make_engine(
     *, model: FakeModel | None = None, tokenizer: FakeTokenizer | None = None, proposer=None, **options
 ) -> Engine:
-    """An engine over the fake model; `num_blocks` sets the pool size exactly."""
+    """An engine over the fake model; `num_blocks` sets the pool size exactly. `check_outputs` is on, by one process for
+    all engines; True is a process of its own."""
     model = model or FakeModel()
     num_blocks = options.pop("num_blocks", 64)
     block_size = options.setdefault("block_size", 4)
     options["kv_cache_gib"] = num_blocks * block_size * 8 / 2**30
+    own_check = options.setdefault("check_outputs", None)
+    options["check_outputs"] = bool(own_check)
     engine = Engine(EngineConfig(**options), model, tokenizer or FakeTokenizer(), proposer=proposer)
     assert engine.config.num_blocks == num_blocks
+    if own_check is None:
+        engine.verdicts = Verdicts(SHARED_CHECK)
     return engine
 
 

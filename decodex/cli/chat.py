@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from decodex.cli.flags import Parser, add_flags, given, one_line
-from decodex.cli.loading import add_engine_flags, load_llm
+from decodex.cli.flags import Parser, one_line
+from decodex.cli.loading import add_engine_flags, add_sampling_flags, load_llm, sampling_params
 from decodex.errors import DecodexError, RequestError
 from decodex.params import SamplingParams
 
@@ -28,7 +28,7 @@ def build_parser() -> Parser:
     """The options of the command."""
     parser = Parser(prog="decodex chat", description="Talk to the model in the terminal. " + HELP)
     parser.add_argument("--system", metavar="TEXT", help="a system message that opens every conversation")
-    add_flags(parser, SamplingParams, defaults=DEFAULTS)
+    add_sampling_flags(parser, DEFAULTS)
     add_engine_flags(parser, beside_sampling=True)
     return parser
 
@@ -36,7 +36,7 @@ def build_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Read lines until /quit or the end of input and answer each."""
     arguments = build_parser().parse_exactly(argv)
-    params = SamplingParams(**{**DEFAULTS, **given(arguments, SamplingParams)})
+    params = sampling_params(arguments, DEFAULTS)
     if params.n != 1:
         raise RequestError("n", params.n, "1 in a chat")
     llm = load_llm(arguments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pathlib
 import re
 import sys
 import types
@@ -15,7 +16,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from decodex.definition import options_of
+from decodex.definition import FILE_OR_TEXT, options_of
 from decodex.errors import nearest_name
 
 __all__ = ["Parser", "add_flags", "given", "one_line", "parse_command"]
@@ -93,6 +94,9 @@ def add_flags(
         }
         if hints[field.name] is bool:
             options["action"] = argparse.BooleanOptionalAction
+        elif field.metadata.get("metavar") == FILE_OR_TEXT:
+            options["type"] = text_of
+            options["metavar"] = FILE_OR_TEXT
         else:
             options["type"] = converter(hints[field.name], field.metadata.get("choices"))
             options["metavar"] = field.metadata.get("metavar") or metavar(hints[field.name], field.metadata)
@@ -145,6 +149,16 @@ def converter(hint: Any, choices: tuple[str, ...] | None) -> Callable[[str], Any
         return as_scalar(text, kinds)
 
     return convert
+
+
+def text_of(value: str) -> str:
+    """The text of the file that `value` names, or else `value` itself."""
+    try:
+        return pathlib.Path(value).read_text("utf-8") if pathlib.Path(value).is_file() else value
+    except (OSError, ValueError) as error:  # a long text is no possible name
+        if "\n" in value or len(value) > 200:
+            return value
+        raise argparse.ArgumentTypeError(f"got {value!r}, expected a text or a readable file: {error}") from None
 
 
 def as_scalar(text: str, kinds: tuple[Any, ...]) -> Any:

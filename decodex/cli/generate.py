@@ -8,11 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from decodex.cli.flags import Parser, add_flags, given, one_line
-from decodex.cli.loading import add_engine_flags, load_llm
+from decodex.cli.flags import Parser, one_line
+from decodex.cli.loading import add_engine_flags, add_sampling_flags, load_llm, sampling_params
 from decodex.errors import RequestError
-from decodex.outputs import Logprob, RequestOutput
-from decodex.params import SamplingParams
+from decodex.outputs import CompletionOutput, Logprob, RequestOutput
 
 __all__ = ["as_json", "build_parser", "run"]
 
@@ -26,7 +25,7 @@ def build_parser() -> Parser:
     parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to continue; several run as one batch")
     parser.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each prompt")
-    add_flags(parser, SamplingParams, defaults=DEFAULTS)
+    add_sampling_flags(parser, DEFAULTS)
     add_engine_flags(parser, beside_sampling=True)
     return parser
 
@@ -34,7 +33,7 @@ def build_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Answer every prompt; one that fails is reported on its own and sets the exit status."""
     arguments = build_parser().parse_exactly(argv)
-    params = SamplingParams(**{**DEFAULTS, **given(arguments, SamplingParams)})
+    params = sampling_params(arguments, DEFAULTS)
     llm = load_llm(arguments)
     if arguments.chat:
         conversations = [[{"role": "user", "content": prompt}] for prompt in arguments.prompts]
@@ -82,12 +81,16 @@ def plain_logprobs(logprobs: Sequence[Mapping[int, Logprob] | None] | None) -> l
     ]
 
 
+def _plain_choice(choice: CompletionOutput) -> dict[str, Any]:
+    values = {**dataclasses.asdict(choice), "logprobs": plain_logprobs(choice.logprobs), "parsed": choice.parsed}
+    del values["schema"]
+    return values
+
+
 def as_json(output: RequestOutput) -> dict[str, Any]:
     """A request's answer as plain JSON values; `error` is its text or null."""
     values = {f.name: getattr(output, f.name) for f in dataclasses.fields(output) if f.name != "error"}
-    values["outputs"] = [
-        {**dataclasses.asdict(choice), "logprobs": plain_logprobs(choice.logprobs)} for choice in output.outputs
-    ]
+    values["outputs"] = [_plain_choice(choice) for choice in output.outputs]
     values["prompt_logprobs"] = plain_logprobs(output.prompt_logprobs)
     values["metrics"] = dataclasses.asdict(output.metrics)
     return {**values, "error": None if output.error is None else one_line(output.error)}

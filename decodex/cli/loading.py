@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from decodex.cli.flags import Parser, add_flags, given
 from decodex.config import EngineConfig
+from decodex.params import SamplingParams
+from decodex.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from decodex.llm import LLM
 
-__all__ = ["add_engine_flags", "load_llm"]
+__all__ = ["add_engine_flags", "add_sampling_flags", "load_llm", "sampling_params"]
+
+CONSTRAINT_FLAGS = {"json": "json-schema", "backend": "grammar-backend", "whitespace": "json-whitespace"}
+
+
+def add_sampling_flags(parser: Parser, defaults: Mapping[str, Any]) -> None:
+    """Add the flags of SamplingParams and of its structured output."""
+    add_flags(parser, SamplingParams, defaults=defaults)
+    add_flags(parser, StructuredOutputsParams, rename=CONSTRAINT_FLAGS)
+
+
+def sampling_params(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> SamplingParams:
+    """The parameters that the command line asks for; raises RequestError."""
+    values = {**defaults, **given(arguments, SamplingParams)}
+    constraint = given(arguments, StructuredOutputsParams)
+    if constraint:
+        values["structured_outputs"] = StructuredOutputsParams(**constraint)
+    return SamplingParams(**values)
 
 
 def add_engine_flags(parser: Parser, *, beside_sampling: bool = False) -> None:

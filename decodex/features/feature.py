@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from decodex.batch import Rows
 from decodex.params import SamplingParams
 
-__all__ = ["Feature", "RowLists"]
+__all__ = ["Feature", "PreparedFeature", "RowLists"]
 
 
 class Feature(Protocol):
@@ -36,6 +36,16 @@ class Feature(Protocol):
 
     def remove(self, slot: int) -> None:
         """Forget a slot."""
+        ...
+
+
+@runtime_checkable
+class PreparedFeature(Feature, Protocol):
+    """A feature with work that needs no logits, so that it can be done while the forward runs."""
+
+    def prepare(self, rows: Rows) -> None:
+        """Begin that work for a step's rows and leave it in `rows.begun[self]` for `apply`. Called before the forward;
+        without it, `apply` does all."""
         ...
 
 

@@ -14,7 +14,7 @@ __all__ = ["MinTokens"]
 
 
 class MinTokens:
-    """Pipeline step 2. Masks EOS (unless ignored) and stop token ids with -inf."""
+    """Pipeline step 2. Masks EOS (unless it does not end the output) and stop token ids with -inf."""
 
     def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         self._eos = eos_token_ids
@@ -26,7 +26,8 @@ class MinTokens:
 
     def add(self, slot: int, params: SamplingParams) -> bool:
         """See Feature."""
-        banned = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self._eos)
+        is_end = not params.ignore_eos or params.structured_outputs is not None  # a constrained text ends with it
+        banned = set(params.stop_token_ids or ()) | (self._eos if is_end else set())
         banned = {token for token in banned if token < self._vocab_size}
         if params.min_tokens == 0 or not banned:
             return False

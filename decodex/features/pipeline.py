@@ -1,4 +1,4 @@
-"""The features of the row pipeline, in its order: steps 2 (masks), 3 (penalties) and 4 (custom processors)."""
+"""The features of the row pipeline, in its order: steps 2 (masks), 3 (penalties), 4 (processors) and 5 (grammar)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from decodex.features.bias import AllowedTokens, LogitBias
 from decodex.features.custom import CustomProcessors
 from decodex.features.dry import Dry
 from decodex.features.feature import Feature
+from decodex.features.grammar import GrammarMasks
 from decodex.features.min_tokens import MinTokens
 from decodex.features.no_repeat import NoRepeatNgram
 from decodex.features.penalties import Penalties
@@ -31,4 +32,5 @@ def build_features(vocabulary: Vocabulary, processors: Sequence[Any] = ()) -> tu
         Penalties(),
         Dry(vocabulary),
         CustomProcessors(processors),
+        GrammarMasks(),
     )

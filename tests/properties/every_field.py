@@ -10,7 +10,7 @@ from fakes import TextTokenizer, make_engine
 from hypothesis import strategies as st
 
 from decodex.errors import RequestError
-from decodex.params import SamplingParams
+from decodex.params import BESIDE_WHOLE_OUTPUT, SamplingParams
 from decodex.spec.draft import Draft
 
 TEXTS = ["</s>", "a", "b", "ab", "ba", "c", "bc", "cab", " ", "\n", "<think>", "</think>"]
@@ -84,6 +84,13 @@ VALUES: dict[str, list[Any]] = {
     "min_tokens": [1, 3, 9],
     "max_thinking_tokens": [0, 2],
     "logits_processors": [[Pure()], [Stateful()], [FailsAt(9)], [Pure(), FailsAt(14)]],
+    "structured_outputs": [
+        {"regex": "(ab|c){2,6}"},
+        {"regex": "[ab]{3}c*", "backend": "outlines"},
+        {"choice": ["abcab", "ab", "b", "cabba ab"], "finish_within_budget": True},
+        {"grammar": 'root ::= "a" root "b" | "c"', "backend": "xgrammar"},
+        {"grammar": 'root ::= ("ba" | "c" | " ")+', "backend": "llguidance"},
+    ],
     "max_tokens": [1, 2, 9, None],
     "stop": [["ab"], ["c", "bcab"], "aba", ["\n ", "b"]],
     "stop_token_ids": [[3], [0, 7]],
@@ -106,6 +113,8 @@ def sampling_params(draw, *, max_fields: int = 9, leave_out: Sequence[str] = (),
     names = draw(st.lists(st.sampled_from([n for n in VALUES if n not in leave_out]), unique=True, max_size=max_fields))
     values: dict[str, Any] = {"seed": draw(st.integers(0, 2**64 - 1)), "logprobs": draw(st.sampled_from([None, 1]))}
     values |= {name: draw(st.sampled_from(VALUES[name])) for name in names} | fixed
+    if "structured_outputs" in values:
+        values = {name: value for name, value in values.items() if name not in BESIDE_WHOLE_OUTPUT}
     most = values.get("max_tokens", 16)
     if most is not None:
         values["min_tokens"] = min(values.get("min_tokens", 0), most)

@@ -1,0 +1,82 @@
+"""One choice's place in its compiled grammar. The sequence owns it; committed tokens alone advance it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from decodex.grammar.draft import fill_draft
+from decodex.grammar.errors import MatcherError
+from decodex.grammar.matcher import CompiledGrammar, MaskRow, Matcher
+from decodex.grammar.vocabulary import GrammarVocabulary
+
+__all__ = ["ConstrainedText", "Grammar"]
+
+NOTHING = -1  # the parent of a path's first token in `fill_draft`
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A compiled grammar with what the engine itself lets through: shared by the choices of a request."""
+
+    compiled: CompiledGrammar
+    vocabulary: GrammarVocabulary
+    allowed: MaskRow  # [num_words] text, ends, and the special tokens that a structural tag names
+    stops: MaskRow | None = None  # [num_words] stop tokens: legal wherever an end is
+
+    def begin(self) -> ConstrainedText:
+        """A choice at its start."""
+        return ConstrainedText(self, self.compiled.matcher())
+
+
+class ConstrainedText:
+    """The matcher of one choice. After any steps, drafts and preemptions its state is that of a new one that has been
+    given the committed tokens."""
+
+    def __init__(self, grammar: Grammar, matcher: Matcher) -> None:
+        self.grammar = grammar
+        self._matcher = matcher
+
+    def push(self, token_id: int) -> bool:
+        """Advance by a committed token that is no end; whether only the end can follow. Raises MatcherError."""
+        if not self._matcher.accept(token_id):
+            raise MatcherError(f"token {token_id} was chosen, and the grammar does not allow it")
+        return self._matcher.is_terminated
+
+    def end(self) -> None:
+        """The end of sequence was chosen. Raises MatcherError where the text is not complete."""
+        if not self._matcher.is_accepting:
+            raise MatcherError("the end was chosen before the text was complete")
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What a token adds to the text."""
+        return self.grammar.vocabulary.tokens[token_id]
+
+    def fill(self, paths: Sequence[tuple[int, ...]], rows: MaskRow) -> None:
+        """The masks of rows [R, num_words] after the committed tokens and the draft tokens paths[r]. Raises
+        MatcherError."""
+        if len(paths) == 1 and not paths[0]:
+            if not self._matcher.fill(rows[0]):
+                rows[0] = -1
+        else:
+            self._fill_tree(paths, rows)
+        rows &= self.grammar.allowed
+        if self.grammar.stops is not None:
+            may_end = (rows & self.grammar.vocabulary.eos_bits).any(axis=1)
+            rows[may_end] |= self.grammar.stops
+
+    def _fill_tree(self, paths: Sequence[tuple[int, ...]], rows: MaskRow) -> None:
+        places: dict[tuple[int, ...], int] = {(): NOTHING}
+        tokens: list[int] = []
+        parents: list[int] = []
+        for path in paths:
+            for end in range(1, len(path) + 1):
+                if path[:end] not in places:
+                    places[path[:end]] = len(tokens)
+                    tokens.append(path[end - 1])
+                    parents.append(places[path[: end - 1]])
+        masks = np.zeros((1 + len(tokens), rows.shape[1]), dtype=np.int32)
+        fill_draft(self._matcher, tokens, parents, masks)
+        rows[:] = masks[[1 + places[path] for path in paths]]

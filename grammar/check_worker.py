@@ -1,0 +1,185 @@
+"""The process behind `check.py`: a JSON line in (a constraint and a text), a JSON line out (what is wrong, or null).
+
+Run as a script of its own, so that nothing of the engine is imported and nothing of the grammar backends is trusted:
+JSON Schema is judged by jsonschema with ECMA-262 patterns and formats, regular expressions by RE2. No remote retrieval.
+"""
+
+# ruff: noqa: E402 (a module is kept out before the imports)
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+# takes seconds to import and is needed for two formats alone: see `_is_iri`
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
+
+import jsonschema
+import jsonschema.validators
+import jsonschema_specifications
+import re2
+import regress
+
+MAX_MEMORY = 2 << 30  # bytes of address space
+MAX_EXPONENT = 5000  # of a number that is divided exactly
+Errors = Iterator[jsonschema.ValidationError]
+
+
+def _reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def parse(text: str) -> Any:
+    """A JSON value with exact numbers. Raises ValueError."""
+    return json.loads(text, parse_float=Decimal, parse_constant=_reject_constant)
+
+
+@lru_cache(maxsize=1024)
+def _pattern(pattern: str) -> Any:
+    return regress.Regex(pattern, "u")
+
+
+def _is_integer(checker: Any, value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int) or (isinstance(value, Decimal) and value == value.to_integral_value())
+
+
+def _check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Errors:
+    if validator.is_type(value, "string") and _pattern(pattern).find(value) is None:
+        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _check_pattern_properties(validator: Any, patterns: Any, value: Any, schema: Any) -> Errors:
+    if not validator.is_type(value, "object"):
+        return
+    for pattern, subschema in patterns.items():
+        for key, item in value.items():
+            if _pattern(pattern).find(key) is not None:
+                yield from validator.descend(item, subschema, path=key, schema_path=pattern)
+
+
+def _check_additional_properties(validator: Any, wanted: Any, value: Any, schema: Any) -> Errors:
+    if not validator.is_type(value, "object"):
+        return
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for key, item in value.items():
+        if key in known or any(_pattern(pattern).find(key) is not None for pattern in patterns):
+            continue
+        if wanted is False:
+            yield jsonschema.ValidationError(f"the property {key!r} is not allowed")
+        elif wanted is not True:
+            yield from validator.descend(item, wanted, path=key)
+
+
+def _check_multiple_of(validator: Any, divisor: Any, value: Any, schema: Any) -> Errors:
+    if not validator.is_type(value, "number"):
+        return
+    if abs(Decimal(value).adjusted()) > MAX_EXPONENT:
+        raise ValueError("a number with a huge exponent beside multipleOf")
+    if (Fraction(value) / Fraction(divisor)).denominator != 1:
+        yield jsonschema.ValidationError(f"{value} is not a multiple of {divisor}")
+
+
+def _is_iri(rule: str, value: Any) -> bool:
+    if sys.modules.get("rfc3987_syntax") is None:
+        sys.modules.pop("rfc3987_syntax", None)
+    import rfc3987_syntax
+
+    return not isinstance(value, str) or bool(rfc3987_syntax.is_valid_syntax(rule, value))
+
+
+def _formats(plain: Any) -> jsonschema.FormatChecker:
+    formats = jsonschema.FormatChecker(())
+    formats.checkers = dict(plain.checkers)
+    formats.checkers["iri"] = (lambda value: _is_iri("iri", value), ())
+    formats.checkers["iri-reference"] = (lambda value: _is_iri("iri_reference", value), ())
+    formats.checkers["regex"] = (lambda value: not isinstance(value, str) or _is_pattern(value), ())
+    return formats
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        return regress.Regex(text, "u") is not None
+    except Exception:  # the library's own error class is not exported
+        return False
+
+
+@lru_cache(maxsize=256)
+def _validator(schema_text: str) -> Any:
+    schema = json.loads(schema_text, parse_float=Decimal)
+    plain = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    checker = plain.TYPE_CHECKER.redefine("integer", _is_integer)
+    exact = jsonschema.validators.extend(
+        plain,
+        {
+            "pattern": _check_pattern,
+            "patternProperties": _check_pattern_properties,
+            "additionalProperties": _check_additional_properties,
+            "multipleOf": _check_multiple_of,
+        },
+        type_checker=checker,
+    )
+    return exact(schema, format_checker=_formats(plain.FORMAT_CHECKER), registry=jsonschema_specifications.REGISTRY)
+
+
+def fault_of(kind: str, constraint: str, text: str) -> str | None:
+    """What is wrong with a text under a constraint, None if nothing is. Raises whatever keeps it from being judged."""
+    if kind == "choice":
+        return None if text in json.loads(constraint) else "it is none of the choices"
+    if kind == "regex":
+        return None if re2.fullmatch(constraint, text) is not None else "it does not match the expression"
+    try:
+        value = parse(text)
+    except ValueError as error:
+        return f"it is no JSON: {error}"
+    if kind == "json_object":
+        return None if isinstance(value, dict) else "it is no JSON object"
+    fault = next(_validator(constraint).iter_errors(value), None)
+    return None if fault is None else f"{fault.json_path}: {fault.message[:500]}"
+
+
+def answer(line: bytes) -> dict[str, Any]:
+    """The reply to one request."""
+    try:
+        request: Sequence[str] = json.loads(line)
+        return {"fault": fault_of(*request)}
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"[:500]}
+
+
+def _limit_memory() -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+
+
+def _end_with(parent: int) -> None:
+    """End when the parent has ended, even if a fork of it keeps the connection open."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(0)
+
+
+def main() -> None:
+    """Answer line by line until the connection closes."""
+    _limit_memory()
+    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what a library prints is no reply
+    replies.write(b"ready\n")
+    for line in sys.stdin.buffer:
+        replies.write(json.dumps(answer(line)).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()
