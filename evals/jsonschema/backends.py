@@ -18,7 +18,7 @@ import xgrammar
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.schema.prepare import check_backend, prepare_schema, route
 
-__all__ = ["BACKENDS", "Refused", "auto", "canonical", "on_canonical"]
+__all__ = ["BACKENDS", "Refused", "auto", "canonical", "compiled", "on_canonical"]
 
 Judge = Callable[[str], bool]
 END = 256
@@ -120,3 +120,12 @@ def auto(schema: Any) -> Judge:
     except ConstraintError as error:
         raise Refused(f"{error.keyword}: {error.reason}") from error
     return on_canonical(prepared, backend)
+
+
+def compiled(backend: str, schema: Any) -> Judge:
+    """A schema on a library ("llguidance"), through decodex ("auto"), or rewritten by decodex ("prepared:xgrammar")."""
+    if backend == "auto":
+        return auto(schema)
+    if backend.startswith("prepared:"):
+        return on_canonical(canonical(schema), backend.removeprefix("prepared:"))
+    return BACKENDS[backend](schema)

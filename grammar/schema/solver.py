@@ -22,7 +22,9 @@ __all__ = ["Solver"]
 
 MAX_ALTERNATIVES = 400  # of one place
 MAX_PLACES = 20_000
-MAX_LOOK = 16  # how deep emptiness is looked into before it is assumed that a place admits something
+MAX_LOOK = 12  # places inside each other that are looked into before one is assumed to admit something
+MAX_PROBES = 3  # questions inside each other whether alternatives of a `oneOf` meet
+MAX_STEPS = 30_000  # alternatives that one schema may be expanded into
 
 Choice = list[list[Part]] | list[Lit]
 
@@ -33,6 +35,7 @@ class Solver:
     def __init__(self) -> None:
         self.solved: dict[Key, list[Cell]] = {TRUE: [Cell(types=TYPES)], FALSE: []}
         self.open: set[Key] = set()
+        self.num_steps = self.num_probes = 0
 
     def solve(self, key: Key) -> list[Cell]:
         """The alternatives of a place; ConstraintError, with the path, where they cannot be said exactly."""
@@ -58,6 +61,8 @@ class Solver:
             return False
         try:
             return not self.solve(key)
+        except TooManySteps:
+            raise
         except ConstraintError:
             return False
 
@@ -82,6 +87,9 @@ class Solver:
 
     def _expand(self, conj: Conjunction, parts: list[Part], choices: list[Choice], budget: Budget) -> list[Conjunction]:
         """Merge the parts into the conjunction, then multiply out the choices."""
+        self.num_steps += 1
+        if self.num_steps > MAX_STEPS:
+            raise TooManySteps("the schema's alternatives multiply out to too many", path="$", keyword="oneOf")
         choices = list(choices)
         stack = parts[::-1]
         while stack:
@@ -125,19 +133,18 @@ class Solver:
 
     def _meets(self, conj: Conjunction, lits: list[Lit]) -> bool:
         """Whether some value may satisfy the conjunction and all of these."""
-        if len(self.open) > MAX_LOOK:
+        if self.num_probes >= MAX_PROBES:
             return True
-        marker = conjoined([*conj.lits, *lits])
-        if marker in self.open:
-            return True
-        self.open.add(marker)
+        self.num_probes += 1
         try:
             found = self._expand(conj.copy(), [("lit", lit) for lit in lits], [], Budget())
             return any(self._finish(one) for one in found)
+        except TooManySteps:
+            raise
         except ConstraintError:
             return True
         finally:
-            self.open.discard(marker)
+            self.num_probes -= 1
 
     def _finish(self, conj: Conjunction) -> list[Cell]:
         """The cells of one alternative."""
@@ -167,6 +174,10 @@ class Solver:
             if any(name in cell.types or (name == "number" and "integer" in cell.types) for cell in cells):
                 raise error
         return _joined(cells)
+
+
+class TooManySteps(ConstraintError):
+    """The work is over its limit; never taken for an answer."""
 
 
 class Budget:
