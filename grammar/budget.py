@@ -21,8 +21,8 @@ __all__ = ["BudgetSteering"]
 
 _MARGIN = 16  # tokens before the last possible moment at which the way out is taken
 _MIN_HORIZON = 64
-_MAX_CHECKED = 24  # tokens of one mask whose completion is looked for
-_SEARCH_NODES = 24  # of such a look
+_MAX_CHECKED = 20  # tokens of one mask whose completion is looked for
+_SEARCH_NODES = 12  # of such a look
 _PLAN_NODES = 1000  # of a look for the way out itself
 _MAX_PLAN = 2048  # tokens
 _OPENING, _CLOSING = b"{[(", b"}])"

@@ -18,13 +18,17 @@ from decodex.grammar.vocabulary import GrammarVocabulary
 
 __all__ = ["CompletionSearch"]
 
-_FIRST_LIMIT = 8
-_NODES_PER_LIMIT = 96
+_FIRST_LIMIT = 8  # tokens
+_STRAIGHT_NODES = 300
+_NODES_PER_LIMIT = 32
 _NUM_CLOSING = 5  # candidates of a position: the most closing ones,
-_NUM_LONGEST = 2  # and the longest ones without structure
+_NUM_SHORTEST = 2  # the shortest ones,
+_NUM_SIGNS = 4  # and single signs
 _NUM_ENDINGS = 8
 _FREE_TEXT = 1000  # more legal tokens than this: a text is open, and its quote is the way out
+_CHUNK = 1024
 _OPENING, _CLOSING = b"{[(<", b"}])>\"'"
+_SEPARATORS = b"@.:/-_+ "
 
 
 class CompletionSearch:
@@ -32,10 +36,10 @@ class CompletionSearch:
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self._vocabulary = vocabulary
-        self._in_structure = _ordered(vocabulary, b"}])")
+        self._in_structure = _ordered(vocabulary, b"}]")
         self._in_text = _ordered(vocabulary, b'"')
-        plain = [i for i, token in vocabulary.text_tokens() if token.isalnum()]
-        self._longest = np.array(sorted(plain, key=lambda i: (-len(vocabulary.tokens[i]), i)), dtype=np.int64)
+        self._shortest = _ordered(vocabulary, None)
+        self._signs = _signs(vocabulary)
         is_opening = [i for i, t in vocabulary.text_tokens() if any(b in _OPENING for b in t)]
         self.opening_bits = vocabulary.pack(is_opening)
 
@@ -46,12 +50,12 @@ class CompletionSearch:
         """
         if matcher.is_accepting:
             return []
-        limits = [max_tokens]  # straight on, first
-        while limits[-1] > _FIRST_LIMIT and len(limits) < 8:
-            limits.append(_FIRST_LIMIT << (len(limits) - 1))
-        for limit in limits:
-            num_nodes = min(max_nodes, limit + _NODES_PER_LIMIT)
-            found = self._within(matcher, limit, num_nodes) if limit <= max_tokens else None
+        # straight on first, then with more and more departures in texts of growing length
+        rounds = [(max_tokens, _STRAIGHT_NODES), *((_FIRST_LIMIT << i, _NODES_PER_LIMIT << i) for i in range(5))]
+        for limit, num_nodes in rounds:
+            if limit > max_tokens or max_nodes <= 0:
+                continue
+            found = self._within(matcher, limit, min(num_nodes, max_nodes))
             if found is not None:
                 text = b"".join(self._vocabulary.tokens[token] for token in found)
                 return self.follows(matcher, text, len(found) - 1) or found
@@ -78,7 +82,7 @@ class CompletionSearch:
 
     def _within(self, matcher: Matcher, limit: int, num_nodes: int) -> list[int] | None:
         tie = itertools.count()
-        runs = self._candidates(matcher)
+        runs = self._candidates(matcher, None)
         # departures, length, tie; the position, the tokens up to it, what to try there, and which of it is next
         heap = [(0, 0, next(tie), matcher, list[int](), runs, 0)]
         while heap and num_nodes > 0:
@@ -95,11 +99,11 @@ class CompletionSearch:
             if following.is_accepting:
                 return path
             if len(path) < limit:
-                entry = (departures, len(path), next(tie), following, path, self._candidates(following), 0)
+                entry = (departures, len(path), next(tie), following, path, self._candidates(following, path[-1]), 0)
                 heapq.heappush(heap, entry)
         return None
 
-    def _candidates(self, position: Matcher) -> list[list[int]]:
+    def _candidates(self, position: Matcher, last: int | None) -> list[list[int]]:
         """What to try next, best first: the forced text as a whole, or single tokens."""
         forced = position.forced_text()
         if forced and (tokens := self._vocabulary.spell_bytes(forced)):
@@ -108,33 +112,55 @@ class CompletionSearch:
         position.fill(row)
         legal = np.unpackbits(row.view(np.uint8), bitorder="little").astype(bool)
         closing = self._in_text if legal.sum() > _FREE_TEXT else self._in_structure
-        chosen = [*_first(closing, legal, _NUM_CLOSING), *_first(self._longest, legal, _NUM_LONGEST)]
+        chosen = _first(closing, legal, _NUM_CLOSING)
+        chosen += _first(self._signs, legal, _NUM_SIGNS) + _first(self._shortest, legal, _NUM_SHORTEST)
+        if last is not None and self._vocabulary.tokens[last].isalnum():  # no endless digits or letters
+            chosen.sort(key=lambda token: self._vocabulary.tokens[token].isalnum())
         return [[token] for token in dict.fromkeys(chosen)]
 
 
-def _ordered(vocabulary: GrammarVocabulary, first: bytes) -> NDArray[np.int64]:
-    keys = {token_id: _closing_key(token, first) for token_id, token in vocabulary.text_tokens()}
+def _ordered(vocabulary: GrammarVocabulary, first: bytes | None) -> NDArray[np.int64]:
+    """All tokens of text: by how much they look like an end, or (None) the shortest first."""
+    keys: dict[int, tuple[int, int]] = {}
+    for token_id, token in vocabulary.text_tokens():
+        keys[token_id] = (len(token), 0) if first is None else _closing_key(token, first)
     return np.array(sorted(keys, key=lambda i: (keys[i], i)), dtype=np.int64)
 
 
+def _signs(vocabulary: GrammarVocabulary) -> NDArray[np.int64]:
+    """Single signs, those first that separate the parts of addresses, dates and paths."""
+    singles = [(i, token) for i, token in vocabulary.text_tokens() if len(token) == 1 and not token.isalnum()]
+    singles.sort(key=lambda pair: (_SEPARATORS.find(pair[1]) % 256, pair[0]))
+    return np.array([i for i, _ in singles], dtype=np.int64)
+
+
 def _first(order: NDArray[np.int64], legal: NDArray[np.bool_], count: int) -> list[int]:
-    return [int(i) for i in order[legal[order]][:count]]
+    chosen: list[int] = []
+    for start in range(0, len(order), _CHUNK):
+        part = order[start : start + _CHUNK]
+        chosen += part[legal[part]][: count - len(chosen)].tolist()
+        if len(chosen) == count:
+            break
+    return chosen
 
 
 def _closing_key(token: bytes, first: bytes) -> tuple[int, int]:
-    """How much a token looks like an end: single closing signs (`first` before the others), ..., what opens last."""
+    """How much a token looks like an end: single closing signs (`first` before the others), ..., what opens last.
+
+    Among what neither opens nor closes the longest come first: where no end is legal, they reach one soonest.
+    """
     num_opening = sum(byte in _OPENING for byte in token)
     num_closing = sum(byte in _CLOSING for byte in token)
-    if len(token) == 1 and num_closing:
-        return 0, token not in (first[i : i + 1] for i in range(len(first)))
-    if token in (b"{}", b"[]"):
-        return 1, 0
+    if len(token) == 1 and token in first:
+        return 0, first.index(token)
+    if token in (b"{}", b"[]") or (len(token) == 1 and token in b"123456789"):
+        return 1, len(token)
     if num_opening:
         return 7, len(token)
     if num_closing == len(token):
-        return 5, len(token)
+        return 5, (token != b'"') + len(token)
     if token.isspace():
         return 6, len(token)
     if token[0] in _CLOSING:
         return 4, len(token)
-    return (3 if any(byte in b",;:" for byte in token) else 2), len(token)
+    return (3 if any(byte in b",;:" for byte in token) else 2), -len(token)
