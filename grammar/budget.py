@@ -5,7 +5,8 @@ tokens so far and of `max_tokens`, whatever was drafted and rolled back in betwe
 tokens r and the length d of a known completion:
 
 - far (r is above the horizon): nothing is computed, the mask is the inner one;
-- near: tokens that open something are legal only where a completion after them was found;
+- near: a completion is known at every token; where r - d is small, tokens that open something are legal only where
+  a completion after them was found;
 - close (r <= d + a margin): the known completion's next token, and what provably keeps to it.
 """
 
@@ -39,15 +40,15 @@ class BudgetSteering:
         self._depths = [0]  # per accepted token and at the start: signs that were opened and not closed
         first = self._search.shortest(matcher, _MAX_PLAN)
         self.num_needed = None if first is None else len(first)
-        self._step = len(first) if first else 1
+        self._step = max(len(first or ()), _MARGIN)  # about what one opening token can ask for
         self._plans: list[list[int] | None] = [first if self._is_near() else None]
 
     def fill(self, row: MaskRow) -> bool:
         """See Matcher.fill."""
         is_restricted = self._inner.fill(row)
         plan = self._plans[-1]
-        if plan is None or (not plan and self._remaining > _MARGIN + self._step):
-            return is_restricted
+        if plan is None or self._remaining - len(plan) > 2 * self._step + _MARGIN // 2:
+            return is_restricted  # no single token is expected to need more than that
         legal = self._vocabulary.unpack(row & ~self._vocabulary.eos_bits)
         if self._remaining <= len(plan) + _MARGIN:
             kept = self._checked(legal, plan, 0)

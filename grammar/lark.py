@@ -9,7 +9,7 @@ from decodex.grammar.errors import ConstraintError
 from decodex.grammar.limits import MAX_NESTING, MAX_REPETITION, check_text
 from decodex.grammar.pattern import Chars, Choice, Concat, Pattern, Repeat, Rule, Text, to_rust
 
-__all__ = ["check_lark", "is_lark", "print_ebnf", "print_lark"]
+__all__ = ["LarkPrinter", "check_lark", "is_lark", "print_ebnf", "print_lark"]
 
 _START = re.compile(r"(?m)^\s*(%llguidance\b|\??start\s*(\[[^\]\n]*\])?\s*:)")
 # what may hold any sign: a text, a regex, a comment
@@ -50,18 +50,22 @@ def print_lark(rules: Rules) -> str:
     The library's lexer takes the longest match, which would make a longer terminal swallow what follows it; one
     character is always the longest match of itself.
     """
-    printer = _Printer([name for name, _ in rules.rules])
+    printer = LarkPrinter([name for name, _ in rules.rules])
     lines = [f"{printer.names[name]}: {printer.print(pattern)}" for name, pattern in rules.rules]
     terminals = [f"{name}: /{regex}/" for regex, name in printer.terminals.items()]
     return "\n".join(["%llguidance {}", "start: r0", *lines, *terminals, ""])
 
 
-class _Printer:
-    def __init__(self, names: list[str]) -> None:
-        self.names = {name: f"r{index}" for index, name in enumerate(names)}
+class LarkPrinter:
+    """Prints patterns; collects their terminals (regex -> name). prefix: of the names of rules."""
+
+    def __init__(self, names: list[str], prefix: str = "r") -> None:
+        self.names = {name: f"{prefix}{'' if prefix == 'r' else '_'}{index}" for index, name in enumerate(names)}
+        self._prefix = prefix.upper()
         self.terminals: dict[str, str] = {}
 
     def print(self, pattern: Pattern) -> str:
+        """The right-hand side of a rule."""
         if isinstance(pattern, Rule):
             return self.names[pattern.name]
         if isinstance(pattern, Text):
@@ -78,7 +82,7 @@ class _Printer:
 
     def _terminal(self, pattern: Text | Chars) -> str:
         regex = to_rust(pattern)
-        return self.terminals.setdefault(regex, f"T{len(self.terminals)}")
+        return self.terminals.setdefault(regex, f"{self._prefix}_T{len(self.terminals)}")
 
 
 def print_ebnf(rules: Rules) -> str:

@@ -7,48 +7,25 @@ tags, and xgrammar for EBNF: compile and mask times of every pair are measured b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from decodex.grammar.choices import parse_choices
 from decodex.grammar.constraint import Constraint
 from decodex.grammar.ebnf import Rules, is_ebnf, parse_ebnf
 from decodex.grammar.errors import ConstraintError
+from decodex.grammar.forms import Json, LarkText, WholeText
 from decodex.grammar.inline import inlined
 from decodex.grammar.lark import check_lark, is_lark
 from decodex.grammar.limits import check_text
-from decodex.grammar.pattern import Pattern
 from decodex.grammar.regexes import parse_regex
 from decodex.grammar.schema.prepare import check_backend, prepare_schema, route
-from decodex.grammar.tags import Tags, parse_tags
+from decodex.grammar.tags import Item, parse_tags
 
-__all__ = ["Json", "LarkText", "Plan", "WholeText", "plan_of"]
+__all__ = ["Form", "Plan", "plan_of"]
 
 _MAX_INLINED = 2_000  # parts of a grammar that is given to a backend as a regular expression
 
 
-@dataclass(frozen=True)
-class Json:
-    """A canonical JSON schema (or the rule that any object fits)."""
-
-    schema: Any
-    whitespace: str
-
-
-@dataclass(frozen=True)
-class WholeText:
-    """A pattern that the whole output matches."""
-
-    pattern: Pattern
-
-
-@dataclass(frozen=True)
-class LarkText:
-    """A grammar in llguidance's own dialect."""
-
-    text: str
-
-
-Form = Json | WholeText | Rules | LarkText | Tags
+Form = Json | WholeText | Rules | LarkText | Item
 
 
 @dataclass(frozen=True)
@@ -106,7 +83,7 @@ def _plan_tags(constraint: Constraint) -> Plan:
     backend = _named(constraint, "llguidance")
     if backend != "llguidance":
         raise ConstraintError(f"structural tags are compiled by llguidance, not by {backend}")
-    return Plan(constraint, backend, parse_tags(constraint.text))
+    return Plan(constraint, backend, parse_tags(constraint.text, constraint.whitespace))
 
 
 def _named(constraint: Constraint, default: str) -> str:

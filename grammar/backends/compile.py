@@ -6,11 +6,12 @@ import json
 
 from decodex.grammar.backends import llguidance, outlines, xgrammar
 from decodex.grammar.ebnf import Rules
-from decodex.grammar.errors import ConstraintError
+from decodex.grammar.forms import Json, LarkText, WholeText
 from decodex.grammar.lark import print_ebnf, print_lark
 from decodex.grammar.matcher import CompiledGrammar
-from decodex.grammar.pattern import Pattern, size_of, to_rust
-from decodex.grammar.plan import Json, LarkText, Plan, WholeText
+from decodex.grammar.pattern import size_of, to_rust
+from decodex.grammar.plan import Plan
+from decodex.grammar.tag_lark import print_tags
 from decodex.grammar.vocabulary import GrammarVocabulary
 
 __all__ = ["assemble", "compile_here", "compile_saved", "is_risky"]
@@ -61,21 +62,26 @@ def assemble(plan: Plan, saved: bytes, vocabulary: GrammarVocabulary) -> Compile
 
 def _compile_llguidance(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGrammar:
     form = plan.form
-    if isinstance(form, Json):
+    markers = frozenset[int]()
+    if plan.constraint.kind == "structural_tag":
+        assert not isinstance(form, LarkText)
+        lark, markers = print_tags(form, vocabulary)
+        text = _lark(lark)
+    elif isinstance(form, Json):
         text = llguidance.json_text(form.schema, form.whitespace)
     elif isinstance(form, WholeText):
-        text = json.dumps({"grammars": [{"lark_grammar": _regex_lark(form.pattern)}]})
+        text = _lark(f"start: /{to_rust(form.pattern)}/")
     elif isinstance(form, Rules):
-        text = json.dumps({"grammars": [{"lark_grammar": print_lark(form)}]})
+        text = _lark(print_lark(form))
     elif isinstance(form, LarkText):
-        text = json.dumps({"grammars": [{"lark_grammar": form.text}]})
+        text = _lark(form.text)
     else:
-        raise ConstraintError("structural tags are not supported yet")
-    return llguidance.compile_text(text, plan.constraint, vocabulary)
+        raise AssertionError(f"{type(form).__name__} is not a whole output")
+    return llguidance.compile_text(text, plan.constraint, vocabulary, markers)
 
 
-def _regex_lark(pattern: Pattern) -> str:
-    return f"start: /{to_rust(pattern)}/"
+def _lark(grammar: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": grammar}]})
 
 
 def _ebnf(plan: Plan) -> str:

@@ -18,7 +18,7 @@ from decodex.grammar.mask import has_bit
 from decodex.grammar.matcher import MaskRow, address_of
 from decodex.grammar.vocabulary import GrammarVocabulary
 
-__all__ = ["LlguidanceGrammar", "LlguidanceMatcher", "compile_text", "json_text"]
+__all__ = ["LlguidanceGrammar", "LlguidanceMatcher", "compile_text", "json_options", "json_text"]
 
 _MAX_WHITESPACE = 40  # characters in a run of "flexible" whitespace
 _SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "flexible": (",", ":")}
@@ -53,8 +53,8 @@ def tokenizer_of(vocabulary: GrammarVocabulary) -> llguidance.LLTokenizer:
     return tokenizer
 
 
-def json_text(schema: Any, whitespace: str) -> str:
-    """The library's grammar of a JSON schema, in the one JSON form that all backends emit."""
+def json_options(whitespace: str) -> dict[str, Any]:
+    """The library's options for the one JSON form that all backends emit."""
     item, key = _SEPARATORS[whitespace]
     options: dict[str, Any] = {
         "item_separator": item,
@@ -67,9 +67,15 @@ def json_text(schema: Any, whitespace: str) -> str:
     }
     if whitespace == "flexible":
         options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{_MAX_WHITESPACE}}}"
+    return options
+
+
+def json_text(schema: Any, whitespace: str) -> str:
+    """The library's grammar of a JSON schema."""
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
-    return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
+    options: Any = json_options(whitespace)
+    return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
 
 
 def compile_text(

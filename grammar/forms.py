@@ -1,0 +1,32 @@
+"""What a constraint is once it is parsed and checked: the forms that backends compile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from decodex.grammar.pattern import Pattern
+
+__all__ = ["Json", "LarkText", "WholeText"]
+
+
+@dataclass(frozen=True)
+class Json:
+    """A canonical JSON schema, and the whitespace that is written around it."""
+
+    schema: Any
+    whitespace: str
+
+
+@dataclass(frozen=True)
+class WholeText:
+    """A pattern that the whole text matches."""
+
+    pattern: Pattern
+
+
+@dataclass(frozen=True)
+class LarkText:
+    """A grammar in llguidance's own dialect."""
+
+    text: str
