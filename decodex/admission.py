@@ -74,6 +74,7 @@ class Admission:
         max_total = self._max_total_tokens(len(token_ids), params)
         self._check_params(params)
         grammar = self._grammars.compile(params, cancelled)
+        start = None if grammar is None else grammar.begin(max_total - len(token_ids))
         request = Request(
             request_id=f"request-{next(self._names)}" if request_id is None else request_id,
             arrival=next(self._arrivals),
@@ -87,7 +88,7 @@ class Admission:
         )
         for index in range(params.n):
             seed = derive_seed(request.seed, index)
-            constrained = None if grammar is None else grammar.begin()
+            constrained = None if start is None else start.fork()
             completion = Completion(index, seed, params, max_total - len(token_ids), self._tokenizer, constrained)
             seq = RequestSequence(request, index, seed, max_total, completion, list(token_ids), len(token_ids))
             seq.constrained = constrained

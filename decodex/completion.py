@@ -89,7 +89,9 @@ class Completion:
         if len(self.token_ids) >= self._max_tokens:
             before = len(self._text)
             self._text += self._detokenizer.flush()
-            return (may_stop and self._cut_at_stop_string(before)) or self._finish("length", None)
+            is_complete = self._constrained is not None and self._constrained.is_finished_by_budget
+            reason = "stop" if is_complete else "length"
+            return (may_stop and self._cut_at_stop_string(before)) or self._finish(reason, None)
         return False
 
     def finish(self, reason: str) -> None:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decodex.errors import RequestError
+from decodex.grammar.budget import BudgetSteering
 from decodex.grammar.draft import fill_draft
 from decodex.grammar.errors import MatcherError
 from decodex.grammar.matcher import CompiledGrammar, MaskRow, Matcher
 from decodex.grammar.vocabulary import GrammarVocabulary
+from decodex.structured_outputs import FIELD
 
 __all__ = ["ConstrainedText", "Grammar"]
 
@@ -25,10 +28,20 @@ class Grammar:
     vocabulary: GrammarVocabulary
     allowed: MaskRow  # [num_words] text, ends, and the special tokens that a structural tag names
     stops: MaskRow | None = None  # [num_words] stop tokens: legal wherever an end is
+    is_steered: bool = False  # finish_within_budget
 
-    def begin(self) -> ConstrainedText:
-        """A choice at its start."""
-        return ConstrainedText(self, self.compiled.matcher())
+    def begin(self, max_tokens: int) -> ConstrainedText:
+        """A choice at its start. RequestError where it can't be brought to its end within `max_tokens`, and has to."""
+        matcher: Matcher = self.compiled.matcher()
+        if self.is_steered:
+            matcher = steered = BudgetSteering(matcher, self.vocabulary, max_tokens)
+            if steered.num_needed is None:
+                hint = "no way to the constraint's end was found: leave it out"
+                raise RequestError(f"{FIELD}.finish_within_budget", True, "a constraint that has a short member", hint)
+            if steered.num_needed > max_tokens:
+                hint = f"{FIELD}.finish_within_budget asks for a complete output"
+                raise RequestError("max_tokens", max_tokens, f"at least {steered.num_needed} here", hint)
+        return ConstrainedText(self, matcher)
 
 
 class ConstrainedText:
@@ -38,6 +51,15 @@ class ConstrainedText:
     def __init__(self, grammar: Grammar, matcher: Matcher) -> None:
         self.grammar = grammar
         self._matcher = matcher
+
+    def fork(self) -> ConstrainedText:
+        """Another choice in the same place."""
+        return ConstrainedText(self.grammar, self._matcher.fork())
+
+    @property
+    def is_finished_by_budget(self) -> bool:
+        """Whether a text that has used all its tokens has been brought to its end by then."""
+        return self.grammar.is_steered and self._matcher.is_accepting
 
     def push(self, token_id: int) -> bool:
         """Advance by a committed token that is no end; whether only the end can follow. Raises MatcherError."""

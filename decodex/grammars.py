@@ -45,7 +45,7 @@ class Grammars:
             got = getattr(wanted, wanted.kind)
             raise RequestError(f"{FIELD}.{wanted.kind}", got, f"a constraint that {by}", str(error)) from error
         stops = tokens.pack(params.stop_token_ids) if params.stop_token_ids else None
-        return Grammar(compiled, tokens, _allowed(constraint, tokens), stops)
+        return Grammar(compiled, tokens, _allowed(constraint, tokens), stops, wanted.finish_within_budget)
 
     def close(self) -> None:
         """End the compiler's threads and processes."""

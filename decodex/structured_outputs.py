@@ -16,7 +16,7 @@ from decodex.definition import FILE_OR_TEXT, definition, option, run_checks
 from decodex.errors import RequestError
 from decodex.grammar.constraint import BACKENDS, KINDS, WHITESPACE, Constraint, Kind
 
-__all__ = ["StructuredOutputs", "StructuredOutputsParams", "read_output"]
+__all__ = ["FIELD", "StructuredOutputs", "StructuredOutputsParams", "read_output"]
 
 FIELD = "structured_outputs"
 
