@@ -25,10 +25,12 @@ def is_lark(text: str) -> bool:
 def check_lark(text: str) -> str:
     """The text itself, without what we can't answer for: special tokens, embedded schemas, limits of its own."""
     check_text(text)
+    text = re.sub(r"(?m)^([ \t]*)%llguidance\s*\{\s*\}", r"\1", text)
     bare = _QUOTED.sub(lambda match: " " * len(match.group()), text)
     for found, reason in (
         (re.search(r"<[|\w\[!*][^<>\n]*>", bare), "special tokens are not legal inside a constrained output"),
         (re.search(r"%json\b", bare), "an embedded JSON schema is not supported (use the kind json)"),
+        (re.search(r"%(llguidance|import)\b", bare), "options and imports of the library are not supported"),
         (re.search(r"@\w", bare), "references to other grammars are not supported"),
         (re.search(r"\b(max_tokens|stop_capture|temperature)\s*=", bare), "this attribute is not supported"),
     ):
@@ -53,7 +55,7 @@ def print_lark(rules: Rules) -> str:
     printer = LarkPrinter([name for name, _ in rules.rules])
     lines = [f"{printer.names[name]}: {printer.print(pattern)}" for name, pattern in rules.rules]
     terminals = [f"{name}: /{regex}/" for regex, name in printer.terminals.items()]
-    return "\n".join(["%llguidance {}", "start: r0", *lines, *terminals, ""])
+    return "\n".join(["start: r0", *lines, *terminals, ""])
 
 
 class LarkPrinter:

@@ -24,10 +24,12 @@ __all__ = [
     "Text",
     "complement",
     "concat",
+    "is_nullable",
     "normalise",
     "size_of",
     "to_rust",
     "walk",
+    "without_empty",
 ]
 
 Ranges = tuple[tuple[int, int], ...]  # code points, ascending, disjoint, ends included
@@ -150,6 +152,31 @@ def size_of(pattern: Pattern) -> int:
             f"the pattern is too large: with its repetitions written out it has more than {MAX_SIZE:,} characters"
         )
     return size
+
+
+def is_nullable(pattern: Pattern) -> bool:
+    """Whether the empty text is a member (rules count as not)."""
+    if isinstance(pattern, Repeat):
+        return pattern.low == 0 or is_nullable(pattern.part)
+    if isinstance(pattern, Choice):
+        return any(is_nullable(part) for part in pattern.parts)
+    return isinstance(pattern, Concat) and all(is_nullable(part) for part in pattern.parts)
+
+
+def without_empty(pattern: Pattern) -> Pattern | None:
+    """The same members but for the empty text; None where there are no others."""
+    if not is_nullable(pattern):
+        return pattern
+    if isinstance(pattern, Repeat):
+        part = without_empty(pattern.part)
+        return None if part is None else Repeat(part, 1, pattern.high)
+    assert isinstance(pattern, Concat | Choice), pattern
+    kept: list[Pattern] = []
+    for index, part in enumerate(pattern.parts):
+        following = pattern.parts[index + 1 :] if isinstance(pattern, Concat) else ()
+        if (first := without_empty(part)) is not None:  # in a row: the first that is not empty, and what follows it
+            kept.append(concat([first, *following]))
+    return Choice(tuple(kept)) if kept else None
 
 
 def to_rust(pattern: Pattern) -> str:

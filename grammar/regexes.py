@@ -109,6 +109,8 @@ class _Parser:
                 quoted, _, _ = self._text[self._at :].partition("\\E")
                 self._at = min(len(self._text), self._at + len(quoted) + 2)
                 parts += [self._literal(ord(c)) for c in quoted]
+                if parts and quoted:
+                    parts.append(self._quantified(parts.pop()))
                 continue
             parts.append(self._quantified(self._atom()))
         return concat(parts)

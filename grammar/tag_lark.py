@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from decodex.grammar.backends.llguidance import json_options
+from decodex.grammar.backends.llguidance import embedded_json
 from decodex.grammar.ebnf import Rules
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.forms import Json, WholeText
@@ -23,7 +23,7 @@ def print_tags(item: Item, vocabulary: GrammarVocabulary) -> tuple[str, frozense
     """The grammar, and the special tokens that are legal in it because it names them."""
     printer = _Printer(vocabulary)
     start = printer.item(item, is_last=True)
-    lines = ["%llguidance {}", f"start: {start}", *printer.rules, f"FREE: /{_FREE}/", ""]
+    lines = [f"start: {start}", *printer.rules, f"FREE: /{_FREE}/", ""]
     return "\n".join(lines), frozenset(printer.markers)
 
 
@@ -61,8 +61,7 @@ class _Printer:
 
     def _content(self, item: Json | WholeText | Rules) -> str:
         if isinstance(item, Json):
-            schema = {**item.schema, "x-guidance": json_options(item.whitespace)}
-            return self._rule(f"%json {json.dumps(schema)}")
+            return self._rule(embedded_json(item.schema, item.whitespace))
         if isinstance(item, WholeText):
             return self._terminal(f"/{to_rust(item.pattern)}/")
         printer = LarkPrinter([name for name, _ in item.rules], prefix=f"g{len(self.rules)}")

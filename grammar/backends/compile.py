@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from decodex.grammar.backends import llguidance, outlines, xgrammar
 from decodex.grammar.ebnf import Rules
+from decodex.grammar.errors import ConstraintError
 from decodex.grammar.forms import Json, LarkText, WholeText
 from decodex.grammar.lark import print_ebnf, print_lark
 from decodex.grammar.matcher import CompiledGrammar
-from decodex.grammar.pattern import size_of, to_rust
+from decodex.grammar.pattern import is_nullable, size_of, to_rust, without_empty
 from decodex.grammar.plan import Plan
 from decodex.grammar.tag_lark import print_tags
 from decodex.grammar.vocabulary import GrammarVocabulary
@@ -57,7 +56,8 @@ def assemble(plan: Plan, saved: bytes, vocabulary: GrammarVocabulary) -> Compile
     """The compiled grammar from what `compile_saved` gave."""
     if plan.backend == "xgrammar":
         return xgrammar.XgrammarGrammar(plan.constraint, vocabulary, xgrammar.load(saved, vocabulary))
-    return outlines.OutlinesGrammar(plan.constraint, vocabulary, outlines.load(saved), len(saved))
+    has_empty = isinstance(plan.form, WholeText) and is_nullable(plan.form.pattern)
+    return outlines.OutlinesGrammar(plan.constraint, vocabulary, saved, has_empty)
 
 
 def _compile_llguidance(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGrammar:
@@ -66,22 +66,18 @@ def _compile_llguidance(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGr
     if plan.constraint.kind == "structural_tag":
         assert not isinstance(form, LarkText)
         lark, markers = print_tags(form, vocabulary)
-        text = _lark(lark)
+        text = lark
     elif isinstance(form, Json):
-        text = llguidance.json_text(form.schema, form.whitespace)
+        text = f"start: {llguidance.embedded_json(form.schema, form.whitespace)}"
     elif isinstance(form, WholeText):
-        text = _lark(f"start: /{to_rust(form.pattern)}/")
+        text = f"start: /{to_rust(form.pattern)}/"
     elif isinstance(form, Rules):
-        text = _lark(print_lark(form))
+        text = print_lark(form)
     elif isinstance(form, LarkText):
-        text = _lark(form.text)
+        text = form.text
     else:
         raise AssertionError(f"{type(form).__name__} is not a whole output")
-    return llguidance.compile_text(text, plan.constraint, vocabulary, markers)
-
-
-def _lark(grammar: str) -> str:
-    return json.dumps({"grammars": [{"lark_grammar": grammar}]})
+    return llguidance.compile_lark(text, plan.constraint, vocabulary, markers)
 
 
 def _ebnf(plan: Plan) -> str:
@@ -99,4 +95,7 @@ def _regex(plan: Plan) -> str:
     if isinstance(form, Json):
         return outlines.json_regex(form.schema, form.whitespace)
     assert isinstance(form, WholeText), f"{type(form).__name__} is not for outlines"
-    return to_rust(form.pattern)
+    pattern = without_empty(form.pattern)
+    if pattern is None:
+        raise ConstraintError("only the empty text is a member, which outlines can't express")
+    return to_rust(pattern)

@@ -6,6 +6,7 @@ call, and a token is tried only where it can be taken back. Its forks are cheap 
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -18,7 +19,7 @@ from decodex.grammar.mask import has_bit
 from decodex.grammar.matcher import MaskRow, address_of
 from decodex.grammar.vocabulary import GrammarVocabulary
 
-__all__ = ["LlguidanceGrammar", "LlguidanceMatcher", "compile_text", "json_options", "json_text"]
+__all__ = ["LlguidanceGrammar", "LlguidanceMatcher", "compile_lark", "embedded_json", "json_options"]
 
 _MAX_WHITESPACE = 40  # characters in a run of "flexible" whitespace
 _SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "flexible": (",", ":")}
@@ -70,18 +71,21 @@ def json_options(whitespace: str) -> dict[str, Any]:
     return options
 
 
-def json_text(schema: Any, whitespace: str) -> str:
-    """The library's grammar of a JSON schema."""
+def embedded_json(schema: Any, whitespace: str) -> str:
+    """A JSON schema as a part of a Lark grammar."""
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
-    options: Any = json_options(whitespace)
-    return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    return f"%json {json.dumps({**schema, 'x-guidance': json_options(whitespace)})}"
 
 
-def compile_text(
+def compile_lark(
     text: str, constraint: Constraint, vocabulary: GrammarVocabulary, markers: frozenset[int] = frozenset()
 ) -> LlguidanceGrammar:
-    """Compile a grammar in the library's own form. markers: special tokens that are legal where it names them."""
+    """Compile a Lark grammar. markers: special tokens that are legal where it names them.
+
+    Without `no_forcing` the library leaves only its own spelling of a forced text legal.
+    """
+    text = json.dumps({"grammars": [{"lark_grammar": f'%llguidance {{"no_forcing": true}}\n{text}'}]})
     limits = llguidance.LLParserLimits(verbose_errors=False)
     inner = llguidance.LLMatcher(tokenizer_of(vocabulary), text, log_level=0, limits=limits)
     if inner.is_error():

@@ -18,7 +18,7 @@ from decodex.grammar.mask import has_bit
 from decodex.grammar.matcher import MaskRow
 from decodex.grammar.vocabulary import GrammarVocabulary
 
-__all__ = ["OutlinesGrammar", "OutlinesMatcher", "compile_regex", "json_regex", "load", "save"]
+__all__ = ["OutlinesGrammar", "OutlinesMatcher", "compile_regex", "json_regex", "save"]
 
 _MAX_KEPT_MASKS = 512
 _MAX_FORCED_TOKENS = 64  # legal tokens among which a common beginning is looked for
@@ -54,7 +54,8 @@ def compile_regex(regex: str, vocabulary: GrammarVocabulary) -> outlines_core.In
         return outlines_core.Vocabulary(min(vocabulary.eos_token_ids), by_bytes)
 
     try:
-        return outlines_core.Index(regex, vocabulary.built("outlines", build))
+        # the library takes the first alternative that matches; held to the end of the text, it takes them all
+        return outlines_core.Index(rf"(?:{regex})\z", vocabulary.built("outlines", build))
     except Exception as error:
         raise ConstraintError(str(error).strip().partition("\n")[0][:300]) from None
 
@@ -65,27 +66,25 @@ def save(index: outlines_core.Index) -> bytes:
     return bytes(parts)
 
 
-def load(saved: bytes) -> outlines_core.Index:
-    """What `save` gave."""
-    return outlines_core.Index.from_binary(list(saved))
-
-
 class OutlinesGrammar:
     """An index with the masks of the states that were visited."""
 
     backend = "outlines"
 
     def __init__(
-        self, constraint: Constraint, vocabulary: GrammarVocabulary, index: outlines_core.Index, num_bytes: int
+        self, constraint: Constraint, vocabulary: GrammarVocabulary, saved: bytes, has_empty: bool
     ) -> None:
+        """saved: what `save` gave; has_empty: the empty text is a member too (the index never has it)."""
+        index = outlines_core.Index.from_binary(list(saved))
         self.constraint = constraint
         self.vocabulary = vocabulary
         self.index = index
-        self.num_bytes = 2 * num_bytes + 20_000
+        self.has_empty = has_empty
+        self.num_bytes = 2 * len(saved) + 20_000
         self._masks: dict[int, MaskRow] = {}
         self._dead = frozenset[int]() if vocabulary.is_complete else _dead_states(index)
         self.start = int(index.get_initial_state())
-        if self.start in self._dead or not self.mask_of(self.start).any():
+        if not has_empty and (self.start in self._dead or not self.mask_of(self.start).any()):
             raise ConstraintError("nothing can be written: no token of the model's vocabulary begins a member")
 
     def matcher(self) -> OutlinesMatcher:
@@ -98,15 +97,13 @@ class OutlinesGrammar:
         return None if following is None or following in self._dead else int(following)
 
     def mask_of(self, state: int) -> MaskRow:
-        """The mask of a state; not to be written to."""
+        """The text tokens of a state; not to be written to."""
         mask = self._masks.get(state)
         if mask is None:
             token_ids = self.index.get_allowed_tokens(state) or []
             if self._dead:
                 token_ids = [t for t in token_ids if self.next_state(state, t) is not None]
             mask = self.vocabulary.pack(token_ids) & self.vocabulary.text_bits
-            if self.index.is_final_state(state):
-                mask |= self.vocabulary.eos_bits
             if len(self._masks) >= _MAX_KEPT_MASKS:
                 self._masks = {}
             self._masks[state] = mask
@@ -124,6 +121,8 @@ class OutlinesMatcher:
     def fill(self, row: MaskRow) -> bool:
         """See Matcher.fill."""
         row[:] = self._grammar.mask_of(self._states[-1])
+        if self.is_accepting:
+            row |= self._grammar.vocabulary.eos_bits
         return True
 
     def accept(self, token_id: int) -> bool:
@@ -164,6 +163,8 @@ class OutlinesMatcher:
     @property
     def is_accepting(self) -> bool:
         """See Matcher.is_accepting."""
+        if self._grammar.has_empty and len(self._states) == 1:
+            return True
         return bool(self._grammar.index.is_final_state(self._states[-1]))
 
     @property
