@@ -116,7 +116,9 @@ class LlguidanceGrammar:
             start = LlguidanceMatcher(self, inner.deep_copy())
             self.first_mask = start.mask()
         except MatcherError as error:
-            raise ConstraintError(f"the constraint is too complex: {error}") from error
+            if "NoExtension" not in str(error):
+                raise ConstraintError(f"the constraint is too complex: {error}") from error
+            self.first_mask = np.zeros(vocabulary.num_words, dtype=np.int32)
         if not self.first_mask.any():
             raise ConstraintError("nothing can be written: no token of the model's vocabulary begins a member")
 

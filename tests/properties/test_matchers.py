@@ -1,5 +1,5 @@
-"""Matchers as state machines: masks against enumerated members for random patterns (K5), rollback, fork and draft
-against a fresh replay (K11), a way to the end from every state (K6), and neighbours that do not feel each other (K8)."""
+"""Matchers as state machines: masks against enumerated members (K5), rollback, fork and draft against a fresh replay
+(K11), a way to the end from every state (K6), and neighbours that do not feel each other (K8)."""
 
 from __future__ import annotations
 
