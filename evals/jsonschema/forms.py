@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import jsonschema_specifications
+import referencing.exceptions
 import regress
 from jsonschema.protocols import Validator
 
@@ -31,7 +33,7 @@ def validator_of(schema: Any) -> Validator:
     cls = jsonschema.validators.extend(cls, {"pattern": _pattern, "patternProperties": _pattern_properties})
     checker = jsonschema.FormatChecker()
     checker.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
-    return cls(schema, format_checker=checker)
+    return cls(schema, format_checker=checker, registry=jsonschema_specifications.REGISTRY)
 
 
 def _is_old(schema: Any) -> bool:
@@ -88,7 +90,7 @@ class KeyOrder:
         """The value with the keys of every object in the form's order."""
         try:
             return self._value(value, [self.validator], 0)
-        except (RecursionError, KeyError, ValueError, jsonschema.exceptions._WrappedReferencingError):
+        except (RecursionError, referencing.exceptions.Unresolvable, jsonschema.exceptions._WrappedReferencingError):
             return value
 
     def _value(self, value: Any, validators: list[Any], depth: int) -> Any:

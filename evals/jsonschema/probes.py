@@ -100,6 +100,17 @@ PROBES: dict[str, list[tuple[Any, list[str]]]] = {
         ({"type": "string", "pattern": "^(?:(?s:.)*[0-9](?s:.)*)$"}, STRINGS),
     ],
     "string.pattern+length": [({"type": "string", "pattern": "^(?:a*)$", "minLength": 1, "maxLength": 3}, STRINGS)],
+    "string.pattern+length.counted": [
+        (
+            {
+                "type": "string",
+                "pattern": "^(?:(?:[^\\x{9}\\x{20}\\x{A0}]+[\\x{9}\\x{20}\\x{A0}]+){0,99}[^\\x{9}\\x{20}]+)$",
+                "minLength": 1,
+                "maxLength": 5000,
+            },
+            ['"a"', '"some words of a text and some more words"', '""'],
+        )
+    ],
     "string.patterns": [
         ({"type": "string", "pattern": "^(?:a(?s:.)*)$", "allOf": [{"pattern": "^(?:(?s:.)*b)$"}]}, STRINGS)
     ],

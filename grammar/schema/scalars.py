@@ -14,6 +14,7 @@ __all__ = ["number_leaves", "string_leaves"]
 
 MAX_WHOLE = 2**63 - 1  # what every backend can bound whole numbers by
 MAX_EXCLUDED = 16
+MAX_STEP = 20_000  # digits of a multipleOf: a backend keeps a remainder for each
 
 
 def number_leaves(conj: Conjunction) -> list[dict[str, Any]]:
@@ -44,6 +45,7 @@ def _whole(span: tuple[Any, Any], step: Fraction | None) -> dict[str, Any] | Non
     low = None if span[0] is None else floor(span[0][0]) + 1 if span[0][1] else ceil(span[0][0])
     high = None if span[1] is None else ceil(span[1][0]) - 1 if span[1][1] else floor(span[1][0])
     size = 1 if step is None else step.numerator
+    check_step(size)
     if low is not None and high is not None and (low > high or -(-low // size) * size > high):
         return None
     if (low is not None and low < -MAX_WHOLE) or (high is not None and high > MAX_WHOLE):
@@ -69,8 +71,15 @@ def _real(span: tuple[Any, Any], step: Fraction | None) -> list[dict[str, Any]]:
     digits = next((d for d in range(20) if (step * 10**d).denominator == 1), None)
     if digits is None:
         raise ConstraintError("this multipleOf is not supported", keyword="multipleOf")
+    check_step((step * 10**digits).numerator)
     steps = {_common(step, Fraction(1, 10**d)) for d in range(digits + 1)}
     return [{**leaves, "multipleOf": _decimal(one)} for one in sorted(steps)]
+
+
+def check_step(size: int) -> None:
+    """Refuse a step with too many remainders."""
+    if size > MAX_STEP:
+        raise ConstraintError("this multipleOf has too many digits", keyword="multipleOf")
 
 
 def _common(one: Fraction, other: Fraction) -> Fraction:
