@@ -22,6 +22,7 @@ from jsonschema.protocols import Validator
 __all__ = ["KeyOrder", "plain", "spelled", "validator_of"]
 
 CHOICES = ("anyOf", "oneOf")
+OWN = ("properties", "patternProperties", "additionalProperties")
 LIMIT = 40  # schemas inside each other before the walk stops
 
 
@@ -112,26 +113,34 @@ class KeyOrder:
         """Every schema that applies to the value itself: first those that always do, then satisfied alternatives."""
         found: list[tuple[Any, dict[str, Any]]] = []
         choices: list[tuple[Any, dict[str, Any]]] = []
-        stack = validators[::-1]
+        stack: list[tuple[Any, bool]] = [(validator, False) for validator in validators[::-1]]
         while stack or choices:
             if not stack:
-                stack = self._satisfied(value, *choices.pop(0))[::-1]
+                stack = [(one, False) for one in self._satisfied(value, *choices.pop(0))[::-1]]
                 continue
-            validator = stack.pop()
+            validator, is_open = stack.pop()
             schema = validator.schema
             if not isinstance(schema, dict) or len(found) > 400:
                 continue
-            found.append((validator, schema))
-            inner = []
-            for key, item in schema.items():
-                if key == "$ref":
-                    resolved = validator._resolver.lookup(item)
-                    inner.append(validator.evolve(schema=resolved.contents, _resolver=resolved.resolver))
-                elif key == "allOf":
-                    inner += [self._at(validator, one) for one in item]
+            if is_open:  # what stands in place before it is done
+                found.append((validator, schema))
+                continue
             choices.append((validator, schema))
-            stack += inner[::-1]
+            stack += self._in_place(validator, schema)[::-1]
         return found
+
+    def _in_place(self, validator: Any, schema: dict[str, Any]) -> list[tuple[Any, bool]]:
+        """The schema's own keywords (True) between what it refers to, in document order."""
+        found: list[tuple[Any, bool]] = []
+        for key, item in schema.items():
+            if key == "$ref":
+                resolved = validator._resolver.lookup(item)
+                found.append((validator.evolve(schema=resolved.contents, _resolver=resolved.resolver), False))
+            elif key == "allOf":
+                found += [(self._at(validator, one), False) for one in item]
+            elif key in OWN and (validator, True) not in found:
+                found.append((validator, True))
+        return found if (validator, True) in found else [*found, (validator, True)]
 
     def _at(self, validator: Any, schema: Any) -> Any:
         return validator.evolve(schema=schema)

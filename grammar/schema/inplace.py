@@ -72,11 +72,14 @@ def check_cycles(nodes: list[Node]) -> None:
 def resolve_unevaluated(nodes: list[Node]) -> None:
     """Replace `unevaluated...` by what it says where that does not depend on the value; a refusal elsewhere."""
     for node in nodes:
-        for i, (kind, lit) in enumerate(node.parts):
-            if kind == "unevaluated_properties":
-                node.parts[i] = ("object", _left_properties(node, lit))
-            elif kind == "unevaluated_items":
-                node.parts[i] = ("array", _left_items(node, lit))
+        own = [part for part in node.parts if part[0] in _KINDS.values()]
+        found: list[Part] = [
+            ("object", _left_properties(node, lit))
+            if kind == "unevaluated_properties"
+            else ("array", _left_items(node, lit))
+            for kind, lit in own
+        ]
+        node.parts = [part for part in node.parts if part not in own] + found  # last: it names nothing new
 
 
 def _adjacent(node: Node, keyword: str) -> Iterator[Part]:

@@ -238,8 +238,7 @@ class Reader:
         for option, key in zip(options, ("then", "else")):
             if key in self.schema:
                 option.append(("lit", self.sub(key)))
-        if "then" in self.schema or "else" in self.schema:
-            self.add("any", options)
+        self.add("any", options)  # without then and else too: unevaluated... sees what `if` covers
 
     def unevaluated_properties(self) -> None:
         self.add("unevaluated_properties", self.sub("unevaluatedProperties"))
