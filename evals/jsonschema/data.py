@@ -65,5 +65,7 @@ def suite_cases(folder: pathlib.Path) -> Iterator[Case]:
         for group in json.loads(path.read_text()):
             tests = group["tests"]
             order = forms.KeyOrder(group["schema"])
-            texts = [((forms.spelled(order.ordered(test["data"])),), test["valid"]) for test in tests]
+            texts: list[tuple[tuple[str, ...], bool]] = [
+                ((forms.spelled(order.ordered(test["data"])),), test["valid"]) for test in tests
+            ]
             yield Case(f"{path.stem}: {group['description']}", group["schema"], texts)

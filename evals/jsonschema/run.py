@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 from decodex.cli.machine import machine_facts, version_facts
 
 if TYPE_CHECKING:
-    from evals.jsonschema import backends, data, worker
+    from evals.jsonschema import data, worker
 else:  # this folder is on the path of a script; the root must not be
-    import backends
     import data
     import worker
 

@@ -108,7 +108,8 @@ def main() -> None:
         faults = probe_faults(backend)
         honoured = set(seen - faults.keys())
         judge = worker.Worker(args.seconds)
-        right, wrong = [], []
+        right: list[frozenset[str]] = []
+        wrong: list[frozenset[str]] = []
         for case, features in prepared:
             if features <= honoured:
                 letter, _ = judge.verdict(f"prepared:{backend}", case)

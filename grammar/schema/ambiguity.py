@@ -7,7 +7,7 @@ in the product of the automaton with itself, a state (p, p) reaches a state (q, 
 
 from __future__ import annotations
 
-from decodex.grammar.schema.ecma import Alt, Cat, Chars, Part, Rep
+from decodex.grammar.schema.regex_tree import Alt, Cat, Chars, Part, Rep
 
 __all__ = ["is_exponential"]
 

@@ -1,4 +1,4 @@
-"""The last word on the arrays of one alternative: items merged, `contains` and `uniqueItems` said by position or value."""
+"""The last word on the arrays of one alternative: items merged, `contains` and `uniqueItems` by position or value."""
 
 from __future__ import annotations
 

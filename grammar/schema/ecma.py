@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["MAX_CODE", "Alt", "Cat", "Chars", "End", "Look", "Part", "RegexError", "Rep", "Start", "parse"]
+from decodex.grammar.schema.regex_tree import MAX_CODE, Alt, Cat, Chars, End, Look, Part, Rep, Start, inverted, merged
 
-MAX_CODE = 0x10FFFF
+__all__ = ["RegexError", "parse"]
+
 MAX_NESTING = 60
 DIGITS = [(0x30, 0x39)]
 WORD = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
@@ -21,82 +22,6 @@ CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 
 class RegexError(ValueError):
     """A pattern that is not valid, or that is not a regular language, with the reason."""
-
-
-@dataclass(frozen=True)
-class Chars:
-    """One code point of `ranges` (sorted, apart) or of a Unicode property class; `negated`: of none of them."""
-
-    ranges: tuple[tuple[int, int], ...]
-    properties: tuple[str, ...] = ()
-    negated: bool = False
-
-
-@dataclass(frozen=True)
-class Start:
-    """The start of the text."""
-
-
-@dataclass(frozen=True)
-class End:
-    """The end of the text."""
-
-
-@dataclass(frozen=True)
-class Cat:
-    """Parts one after the other; none: the empty text."""
-
-    parts: tuple[Part, ...] = ()
-
-
-@dataclass(frozen=True)
-class Alt:
-    """One of the options."""
-
-    options: tuple[Part, ...]
-
-
-@dataclass(frozen=True)
-class Rep:
-    """`body` from `low` to `high` times; `high` None: without end."""
-
-    body: Part
-    low: int
-    high: int | None
-
-
-@dataclass(frozen=True)
-class Look:
-    """Look-ahead."""
-
-    body: Part
-    negated: bool
-
-
-Part = Chars | Start | End | Cat | Alt | Rep | Look
-
-
-def merged(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The same code points as sorted ranges that do not touch."""
-    found: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], high))
-        else:
-            found.append((low, high))
-    return tuple(found)
-
-
-def inverted(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Every code point that is in none of the ranges."""
-    found, next_low = [], 0
-    for low, high in merged(ranges):
-        if low > next_low:
-            found.append((next_low, low - 1))
-        next_low = high + 1
-    if next_low <= MAX_CODE:
-        found.append((next_low, MAX_CODE))
-    return found
 
 
 CLASSES = {"d": DIGITS, "w": WORD, "s": SPACE, "D": inverted(DIGITS), "W": inverted(WORD), "S": inverted(SPACE)}

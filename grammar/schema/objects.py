@@ -129,9 +129,13 @@ def _counted(cell: Cell, conj: Conjunction, solver: Solver) -> list[Cell]:
 
 def _variant(cell: Cell, names: dict[str, Key], present: tuple[str, ...], absent: set[str]) -> Cell:
     return Cell(
-        types=cell.types, leaves=dict(cell.leaves), names={n: FALSE if n in absent else k for n, k in names.items()},
-        required=tuple(n for n in names if n in present or n in cell.required), patterns=cell.patterns, other=cell.other,
-    )  # fmt: skip
+        types=cell.types,
+        leaves=dict(cell.leaves),
+        names={name: FALSE if name in absent else key for name, key in names.items()},
+        required=tuple(name for name in names if name in present or name in cell.required),
+        patterns=cell.patterns,
+        other=cell.other,
+    )
 
 
 def _closed(cell: Cell, names: dict[str, Key], optional: list[str], more: tuple[int, int | None]) -> list[Cell]:

@@ -13,7 +13,8 @@ from functools import lru_cache
 import re2
 
 from decodex.grammar.schema.ambiguity import is_exponential
-from decodex.grammar.schema.ecma import MAX_CODE, Alt, Cat, Chars, End, Look, Part, RegexError, Rep, Start, parse
+from decodex.grammar.schema.ecma import RegexError, parse
+from decodex.grammar.schema.regex_tree import MAX_CODE, Alt, Cat, Chars, End, Look, Part, Rep, Start
 
 __all__ = ["anything_but", "length_regex", "literal", "matches", "whole_regexes"]
 

@@ -17,7 +17,7 @@ NAMED = ("$defs", "definitions", "dependentSchemas", "dependencies", "patternPro
 
 
 class References:
-    """The targets inside one document. id_key: "$id", or "id" in draft 4; bases: id() of a schema object -> base URI."""
+    """The targets inside one document. id_key: "$id", or "id" in draft 4; bases: id() of a schema -> base URI."""
 
     def __init__(self, document: Any, id_key: str) -> None:
         self.id_key = id_key

@@ -11,7 +11,7 @@ from typing import Any
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.schema.arrays import array_cells
 from decodex.grammar.schema.cells import Cell
-from decodex.grammar.schema.conjunction import FALSE, TRUE, Conjunction, Key, conjoined
+from decodex.grammar.schema.conjunction import FALSE, TRUE, Conjunction, Key
 from decodex.grammar.schema.negation import negated
 from decodex.grammar.schema.nodes import TYPES, Lit, Part
 from decodex.grammar.schema.objects import object_cells

@@ -27,7 +27,7 @@ instances: st.SearchStrategy[Any] = st.recursive(
 def _leaves() -> dict[str, st.SearchStrategy[Any]]:
     counts = st.integers(0, 3)
     return {
-        "type": st.one_of(st.sampled_from(TYPES), st.lists(st.sampled_from(TYPES), min_size=1, max_size=3, unique=True)),
+        "type": st.sampled_from(TYPES) | st.lists(st.sampled_from(TYPES), min_size=1, max_size=3, unique=True),
         "enum": st.lists(instances, min_size=1, max_size=3),
         "const": scalars,
         "minimum": st.sampled_from(NUMBERS),
@@ -45,8 +45,10 @@ def _leaves() -> dict[str, st.SearchStrategy[Any]]:
         "required": st.lists(st.sampled_from(NAMES), max_size=2, unique=True),
         "minProperties": counts,
         "maxProperties": counts,
-        "dependentRequired": st.dictionaries(st.sampled_from(NAMES), st.lists(st.sampled_from(NAMES), max_size=2), max_size=1),
-    }  # fmt: skip
+        "dependentRequired": st.dictionaries(
+            st.sampled_from(NAMES), st.lists(st.sampled_from(NAMES), max_size=2), max_size=1
+        ),
+    }
 
 
 def _branches(inner: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]:
