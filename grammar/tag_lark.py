@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from decodex.grammar.backends.llguidance import embedded_json
+from decodex.grammar.backends.llguidance import json_with_options
 from decodex.grammar.ebnf import Rules
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.forms import Json, WholeText
@@ -61,7 +61,7 @@ class _Printer:
 
     def _content(self, item: Json | WholeText | Rules) -> str:
         if isinstance(item, Json):
-            return self._rule(embedded_json(item.schema, item.whitespace))
+            return self._rule(f"%json {json.dumps(json_with_options(item.schema, item.whitespace))}")
         if isinstance(item, WholeText):
             return self._terminal(f"/{to_rust(item.pattern)}/")
         printer = LarkPrinter([name for name, _ in item.rules], prefix=f"g{len(self.rules)}")

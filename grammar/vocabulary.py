@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -80,7 +81,7 @@ class GrammarVocabulary:
     def _spell_greedily(self, text: bytes) -> tuple[list[int], int]:
         """Longest tokens first, and how many bytes they cover."""
         by_bytes = self.built("bytes", lambda: {t: i for i, t in self.text_tokens()})
-        longest = self.built("longest", lambda: max((len(t) for t in by_bytes), default=0))
+        longest = self._max_length()
         ids = []
         at = 0
         while at < len(text):
@@ -92,6 +93,29 @@ class GrammarVocabulary:
             else:
                 break  # nothing spells the rest
         return ids, at
+
+    def compatible(self, text: bytes) -> tuple[list[int], list[int]]:
+        """Tokens of text that begin `text` (or are it), and those that `text` begins and that go on."""
+        ordered, ids = self.built("ordered", self._ordered)
+        shorter = []
+        for size in range(1, min(len(text), self._max_length()) + 1):
+            at = bisect.bisect_left(ordered, text[:size])
+            while at < len(ordered) and ordered[at] == text[:size]:
+                shorter.append(ids[at])
+                at += 1
+        start = bisect.bisect_right(ordered, text)
+        end = start
+        while end < len(ordered) and ordered[end].startswith(text):
+            end += 1
+        return shorter, ids[start:end]
+
+    def _ordered(self) -> tuple[list[bytes], list[int]]:
+        pairs = sorted((token, i) for i, token in self.text_tokens())
+        return [token for token, _ in pairs], [i for _, i in pairs]
+
+    def _max_length(self) -> int:
+        longest: int = self.built("longest", lambda: max((len(t) for _, t in self.text_tokens()), default=0))
+        return longest
 
     def text_tokens(self) -> Iterator[tuple[int, bytes]]:
         """The tokens that can be part of a constrained text, with their bytes."""

@@ -68,7 +68,7 @@ def _compile_llguidance(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGr
         lark, markers = print_tags(form, vocabulary)
         text = lark
     elif isinstance(form, Json):
-        text = f"start: {llguidance.embedded_json(form.schema, form.whitespace)}"
+        return llguidance.compile_json(form.schema, form.whitespace, plan.constraint, vocabulary)
     elif isinstance(form, WholeText):
         text = f"start: /{to_rust(form.pattern)}/"
     elif isinstance(form, Rules):

@@ -19,7 +19,7 @@ from decodex.grammar.mask import has_bit
 from decodex.grammar.matcher import MaskRow, address_of
 from decodex.grammar.vocabulary import GrammarVocabulary
 
-__all__ = ["LlguidanceGrammar", "LlguidanceMatcher", "compile_lark", "embedded_json", "json_options"]
+__all__ = ["LlguidanceGrammar", "LlguidanceMatcher", "compile_json", "compile_lark", "json_with_options"]
 
 _MAX_WHITESPACE = 40  # characters in a run of "flexible" whitespace
 _SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "flexible": (",", ":")}
@@ -71,21 +71,32 @@ def json_options(whitespace: str) -> dict[str, Any]:
     return options
 
 
-def embedded_json(schema: Any, whitespace: str) -> str:
-    """A JSON schema as a part of a Lark grammar."""
+def json_with_options(schema: Any, whitespace: str) -> dict[str, Any]:
+    """A schema with the library's options inside it."""
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
-    return f"%json {json.dumps({**schema, 'x-guidance': json_options(whitespace)})}"
+    return {**schema, "x-guidance": json_options(whitespace)}
+
+
+def compile_json(
+    schema: Any, whitespace: str, constraint: Constraint, vocabulary: GrammarVocabulary
+) -> LlguidanceGrammar:
+    """Compile a JSON schema by itself: a millisecond faster than inside a Lark grammar."""
+    return _compile({"json_schema": json_with_options(schema, whitespace)}, constraint, vocabulary, frozenset())
 
 
 def compile_lark(
     text: str, constraint: Constraint, vocabulary: GrammarVocabulary, markers: frozenset[int] = frozenset()
 ) -> LlguidanceGrammar:
-    """Compile a Lark grammar. markers: special tokens that are legal where it names them.
+    """Compile a Lark grammar. markers: special tokens that are legal where it names them."""
+    grammar = {"lark_grammar": f'%llguidance {{"no_forcing": true}}\n{text}'}
+    return _compile(grammar, constraint, vocabulary, markers)
 
-    Without `no_forcing` the library leaves only its own spelling of a forced text legal.
-    """
-    text = json.dumps({"grammars": [{"lark_grammar": f'%llguidance {{"no_forcing": true}}\n{text}'}]})
+
+def _compile(
+    grammar: dict[str, Any], constraint: Constraint, vocabulary: GrammarVocabulary, markers: frozenset[int]
+) -> LlguidanceGrammar:
+    text = json.dumps({"grammars": [grammar]})
     limits = llguidance.LLParserLimits(verbose_errors=False)
     inner = llguidance.LLMatcher(tokenizer_of(vocabulary), text, log_level=0, limits=limits)
     if inner.is_error():
@@ -157,10 +168,22 @@ class LlguidanceMatcher:
                 self._inner.unsafe_compute_mask_ptr(address_of(mask), mask.nbytes)
                 self._check()
                 mask &= self._grammar.legal_bits
+                if not is_accepting and np.count_nonzero(mask) == 1:
+                    self._unforce(mask)
             if is_accepting:
                 mask |= vocabulary.eos_bits
             self._mask = mask
         return self._mask
+
+    def _unforce(self, mask: MaskRow) -> None:
+        """Where a text is forced, the library leaves its own spelling of it as the only legal token (in JSON schemas; a
+        Lark grammar can say that it must not). Every other token that spells the same text is legal too."""
+        forced = self._inner.compute_ff_bytes()
+        shorter, longer = self._grammar.vocabulary.compatible(forced) if forced else ([], [])
+        for token_id in (*shorter, *(i for i in longer if self._inner.validate_tokens([i]) == 1)):
+            if has_bit(self._grammar.legal_bits, token_id):
+                mask[token_id >> 5] |= np.int32(np.uint32(1 << (token_id & 31)).view(np.int32))
+        self._check()
 
     def accept(self, token_id: int) -> bool:
         """See Matcher.accept."""

@@ -1,0 +1,106 @@
+"""JSON schemas through the whole room: the one JSON form, masks against every member, whitespace, the bare object."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from grammar.toy import VOCABULARY, accepts, check_finite, compiled
+
+from decodex.grammar.backends.compile import compile_here
+from decodex.grammar.constraint import Constraint
+from decodex.grammar.forms import Json
+from decodex.grammar.matcher import CompiledGrammar
+from decodex.grammar.plan import Plan
+
+SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":")}
+VALUES: list[Any] = [None, True, False, 0, 1, -1, 10, 1.5, "", "a", "ab", "é", 'a"b', "a\nb", "\x01", [], [0], [1, 1], {}]
+VALUES += [dict(zip("ab", pair)) for pair in itertools.product([None, 0, "a", [], {}], repeat=2)]
+VALUES += [{"a": 1}, {"b": 2, "c": 3}, {"a": {"a": 1}}, {"a": [0, 1]}]
+SCHEMAS: list[dict[str, Any]] = [
+    {"enum": ["aaaa", "aa", "ab", 0, 10, None, True, ["a"], {"a": "é"}]},
+    {"const": 'a"\\\n\x01é'},
+    {"type": "integer", "minimum": -1, "maximum": 10},
+    {"type": "string", "maxLength": 2},
+    {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+    {"type": "object", "properties": {"a": {"type": ["null", "integer"]}, "b": {}}, "required": ["a"]},
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+    {"anyOf": [{"type": "boolean"}, {"type": "string", "pattern": "^a"}]},
+]
+
+
+def library(backend: str, schema: Any, whitespace: str = "spaced") -> CompiledGrammar:
+    """One library whatever the routing says."""
+    return compile_here(Plan(Constraint("json", ""), backend, Json(schema, whitespace)), VOCABULARY)
+
+
+def spelt(value: Any, whitespace: str) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=SEPARATORS[whitespace])
+
+
+@pytest.mark.parametrize("whitespace", sorted(SEPARATORS))
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+def test_llguidance_accepts_what_jsonschema_does(schema: dict[str, Any], whitespace: str) -> None:
+    grammar = library("llguidance", schema, whitespace)
+    for value in VALUES:
+        is_valid = jsonschema.Draft202012Validator(schema).is_valid(value)
+        assert accepts(grammar, spelt(value, whitespace)) == is_valid, value
+        other = spelt(value, "compact" if whitespace == "spaced" else "spaced")
+        assert not accepts(grammar, other) or other == spelt(value, whitespace), value
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar", "outlines"])
+def test_masks_equal_the_members(backend: str) -> None:
+    """Also where a text is forced: any spelling of it by tokens is legal."""
+    for members in (["aaaa"], ["aaaa", "aa", "abc"], ["true", 'a"']):
+        grammar = library(backend, {"enum": members})
+        check_finite(grammar, [spelt(m, "spaced").encode() for m in members], random.Random(0), walks=6)
+    schema = {
+        "type": "object",
+        "properties": {"aa": {"enum": ["a", "b"]}, "ab": {"type": "boolean"}},
+        "required": ["aa", "ab"],
+        "additionalProperties": False,
+    }
+    members = [spelt({"aa": a, "ab": b}, "spaced").encode() for a in "ab" for b in (True, False)]
+    check_finite(library(backend, schema), members, random.Random(1), walks=6)
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar", "outlines"])
+def test_the_one_json_form(backend: str) -> None:
+    strings = library(backend, {"type": "string"})
+    for text in ['"a"', '""', r'"\""', r'"\\"', r'"\n\t\r\b\f"', r'"\u0001"', r'"\u001F"', '"é"', '"😀"', '"/"']:
+        assert accepts(strings, text), text
+    for text in [r'"\/"', r'"\u0041"', r'"\u00e9"', r'"\ud83d\ude00"', '"\n"', '"\x01"', '"', '"a" ', ' "a"', r'"\x"']:
+        assert not accepts(strings, text), text
+    numbers = library(backend, {"type": "integer"})
+    assert [accepts(numbers, text) for text in ("12", "-3", "0", "1.0", "1e3", "01", "+1", "")] == [True] * 3 + [False] * 5
+
+
+def test_flexible_whitespace_is_bounded() -> None:
+    for backend in ("llguidance", "xgrammar"):
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        grammar = library(backend, schema, "flexible")
+        assert accepts(grammar, '{\n  "a" : 1 \t}')
+        assert accepts(grammar, '{"a":1}')
+        assert accepts(grammar, "{" + " " * 40 + '"a":1}')
+        assert not accepts(grammar, "{" + " " * 41 + '"a":1}')
+
+
+def test_json_object() -> None:
+    grammar = compiled("json_object", "")
+    for text in ("{}", '{"a": [1, {"b": null}], "c": "x"}'):
+        assert accepts(grammar, text)
+    for text in ("[]", "1", '{"a":1}', '{"a": 1', '{"a": 01}', "{'a': 1}", "{} "):
+        assert not accepts(grammar, text)
+
+
+def test_a_finished_object_is_terminated() -> None:
+    for backend in ("llguidance", "xgrammar"):
+        matcher = library(backend, {"type": "object"}).matcher()
+        assert all(matcher.accept(token) for token in VOCABULARY.encode("{}"))
+        assert matcher.is_terminated
+        assert not matcher.accept(VOCABULARY.tokens.index(b" "))
