@@ -140,7 +140,8 @@ class _Worker:
         with theirs:
             command = [sys.executable, "-P", str(SCRIPT), str(os.getpid())]
             self._socket = ours
-            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
+            fd = theirs.fileno()
+            self._process = subprocess.Popen(command, stdin=fd, stdout=fd, start_new_session=True)
         if self._stopping:
             raise OSError("the check was closed")
         if self._ask(b"", START_TIMEOUT) != b"ready":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -44,7 +45,10 @@ def parse(text: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _pattern(pattern: str) -> Any:
-    return regress.Regex(pattern, "u")
+    try:
+        return regress.Regex(pattern, "u")
+    except regress.RegressError:  # escapes that only the older mode takes
+        return regress.Regex(pattern)
 
 
 def _is_integer(checker: Any, value: Any) -> bool:
@@ -109,14 +113,23 @@ def _formats(plain: Any) -> jsonschema.FormatChecker:
 def _is_pattern(text: str) -> bool:
     try:
         return regress.Regex(text, "u") is not None
-    except Exception:  # the library's own error class is not exported
+    except regress.RegressError:
         return False
+
+
+def _is_old(schema: Any) -> bool:
+    """Whether a schema that names no draft is spelled as older ones are."""
+    if isinstance(schema, dict):
+        return isinstance(schema.get("items"), list) or "dependencies" in schema or any(map(_is_old, schema.values()))
+    return isinstance(schema, list) and any(map(_is_old, schema))
 
 
 @lru_cache(maxsize=256)
 def _validator(schema_text: str) -> Any:
     schema = json.loads(schema_text, parse_float=Decimal)
-    plain = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    newest = jsonschema.Draft202012Validator
+    is_old = not (isinstance(schema, dict) and "$schema" in schema) and _is_old(schema)
+    plain = jsonschema.validators.validator_for(schema, default=jsonschema.Draft7Validator if is_old else newest)
     checker = plain.TYPE_CHECKER.redefine("integer", _is_integer)
     exact = jsonschema.validators.extend(
         plain,
@@ -128,7 +141,8 @@ def _validator(schema_text: str) -> Any:
         },
         type_checker=checker,
     )
-    return exact(schema, format_checker=_formats(plain.FORMAT_CHECKER), registry=jsonschema_specifications.REGISTRY)
+    formats = _formats(newest.FORMAT_CHECKER)
+    return exact(schema, format_checker=formats, registry=jsonschema_specifications.REGISTRY)
 
 
 def fault_of(kind: str, constraint: str, text: str) -> str | None:
@@ -172,6 +186,7 @@ def _end_with(parent: int) -> None:
 
 def main() -> None:
     """Answer line by line until the connection closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     _limit_memory()
     threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     replies = os.fdopen(os.dup(1), "wb", buffering=0)

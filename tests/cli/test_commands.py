@@ -45,6 +45,16 @@ def test_generate_prints_one_json_object_for_each_prompt(llm: LLM, capsys: pytes
         assert answer["error"] is None
 
 
+def test_generate_under_a_constraint(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "ab", "--choice", "bad,ace", "--max-tokens", "9", "--json"]) == 0
+    [answer] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    [choice] = answer["outputs"]
+    assert choice["text"] in ("bad", "ace")
+    assert (choice["finish_reason"], choice["check"], choice["parsed"]) == ("stop", "passed", None)
+    assert main(["generate", "ab", "--regex", "(?=a)b", "--max-tokens", "9"]) == 2
+    assert "error: structured_outputs.regex" in capsys.readouterr().err
+
+
 def test_generate_reports_a_refused_prompt_and_prints_the_other(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["generate", "ab", "a" * 70, "--seed", "5", "--max-tokens", "4", "--ignore-eos"])
     captured = capsys.readouterr()

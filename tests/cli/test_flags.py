@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 from decodex.cli import main
 from decodex.cli.flags import Parser, add_flags, given
 from decodex.cli.generate import build_parser
+from decodex.cli.loading import CONSTRAINT_FLAGS, sampling_params
 from decodex.config import EngineConfig
 from decodex.definition import definition, option, options_of
 from decodex.params import SamplingParams
+from decodex.structured_outputs import StructuredOutputsParams
 
 
 @definition
@@ -82,10 +86,12 @@ def test_a_mistake_is_one_line_and_status_2(text: str, complaint: str, capsys: p
 
 def test_every_field_is_a_flag_of_generate() -> None:
     flags = build_parser()._option_string_actions
-    for made in (SamplingParams, EngineConfig):
+    renamed = {(EngineConfig, "seed"): "engine-seed"}
+    renamed |= {(StructuredOutputsParams, field): name for field, name in CONSTRAINT_FLAGS.items()}
+    for made in (SamplingParams, StructuredOutputsParams, EngineConfig):
         for field in options_of(made):
             if field.metadata["cli"]:
-                name = "engine-seed" if made is EngineConfig and field.name == "seed" else field.name
+                name = renamed.get((made, field.name), field.name)
                 assert f"--{name.replace('_', '-')}" in flags
 
 
@@ -95,6 +101,9 @@ def test_every_field_is_a_flag_of_generate() -> None:
         ("generate hi --temperature -1", "decodex generate: error: temperature: got -1.0, expected"),
         ("generate hi --max-num-seqs 0", "decodex generate: error: max_num_seqs: got 0, expected"),
         ("chat --n 2", "decodex chat: error: n: got 2, expected 1"),
+        ("generate hi --regex a --choice b", "decodex generate: error: structured_outputs: got 'regex and choice'"),
+        ("generate hi --finish-within-budget", "decodex generate: error: structured_outputs: got 'no constraint'"),
+        ("generate hi --json-schema {", "decodex generate: error: structured_outputs.json: got '{', expected"),
         ("bench --model ./missing", "decodex bench: error: model './missing'"),
     ],
 )
@@ -104,6 +113,19 @@ def test_a_refused_field_is_one_line(command: str, complaint: str, capsys: pytes
     assert status == (1 if "missing" in command else 2)
     assert message.startswith(complaint)
     assert message.count("\n") == 1
+
+
+def test_a_constraint_is_a_text_or_the_name_of_a_file(tmp_path: pathlib.Path) -> None:
+    schema = '{"type": "integer"}'
+    file = tmp_path / "schema.json"
+    file.write_text(schema, encoding="utf-8")
+    parser = build_parser()
+    for value in (schema, str(file)):
+        arguments = parser.parse_exactly(["hi", "--json-schema", value, "--json-whitespace", "compact"])
+        params = sampling_params(arguments, {})
+        assert params.structured_outputs == StructuredOutputsParams(json=schema, whitespace="compact")
+    choice = sampling_params(parser.parse_exactly(["hi", "--choice", "a,b", "--grammar-backend", "outlines"]), {})
+    assert choice.structured_outputs == StructuredOutputsParams(choice=("a", "b"), backend="outlines")
 
 
 def test_an_unknown_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
