@@ -119,6 +119,7 @@ HONOURED: dict[str, frozenset[str]] = {
             "object.required",
             "string",
             "string.minLength",
+            "string.pattern+length.counted",
         }
     ),
     "outlines": frozenset(
@@ -128,25 +129,21 @@ HONOURED: dict[str, frozenset[str]] = {
             "array",
             "array.maxItems",
             "array.minItems",
-            "boolean",
             "enum.array",
             "enum.boolean",
             "enum.integer",
             "enum.null",
             "enum.number",
-            "enum.object",
             "enum.string",
             "integer",
             "number",
             "object",
-            "object.closed",
             "object.optional",
             "object.other",
             "object.properties",
             "object.required",
             "string",
             "string.minLength",
-            "string.pattern",
         }
     ),
 }

@@ -16,7 +16,7 @@ from decodex.grammar.schema.negation import negated
 from decodex.grammar.schema.nodes import TYPES, Lit, Part
 from decodex.grammar.schema.objects import object_cells
 from decodex.grammar.schema.scalars import number_leaves, string_leaves
-from decodex.grammar.schema.values import admits, key_of, plain
+from decodex.grammar.schema.values import admits, key_of, plain, type_of
 
 __all__ = ["Solver"]
 
@@ -138,7 +138,7 @@ class Solver:
         self.num_probes += 1
         try:
             found = self._expand(conj.copy(), [("lit", lit) for lit in lits], [], Budget())
-            return any(self._finish(one) for one in found)
+            return any(self._finish(one, tuple(lits)) for one in found)
         except TooManySteps:
             raise
         except ConstraintError:
@@ -146,10 +146,12 @@ class Solver:
         finally:
             self.num_probes -= 1
 
-    def _finish(self, conj: Conjunction) -> list[Cell]:
-        """The cells of one alternative."""
+    def _finish(self, conj: Conjunction, lits: Key | None = None) -> list[Cell]:
+        """The cells of one alternative. lits: what values are checked against, where not everything is decided yet."""
         if conj.enum is not None:
-            values = [plain(value) for value in conj.enum if all(admits(lit, value) for lit in conj.lits)]
+            asked = conj.lits if lits is None else lits
+            values = [v for v in conj.enum if type_of(v) in conj.types and all(admits(lit, v) for lit in asked)]
+            values = [plain(value) for value in values]
             values = list({key_of(value): value for value in values}.values())
             return [Cell(values=values)] if values else []
         literals = {v for v in conj.excluded if v is None or isinstance(v, bool)}
