@@ -94,24 +94,39 @@ class GrammarVocabulary:
                 break  # nothing spells the rest
         return ids, at
 
-    def compatible(self, text: bytes) -> tuple[list[int], list[int]]:
-        """Tokens of text that begin `text` (or are it), and those that `text` begins and that go on."""
-        ordered, ids = self.built("ordered", self._ordered)
-        shorter = []
-        for size in range(1, min(len(text), self._max_length()) + 1):
-            at = bisect.bisect_left(ordered, text[:size])
-            while at < len(ordered) and ordered[at] == text[:size]:
-                shorter.append(ids[at])
-                at += 1
-        start = bisect.bisect_right(ordered, text)
-        end = start
-        while end < len(ordered) and ordered[end].startswith(text):
-            end += 1
-        return shorter, ids[start:end]
+    def compatible(self, text: bytes, num_legal_bytes: Callable[[bytes], int]) -> list[int]:
+        """Tokens of text that begin `text` or are it, and those that go on after it and are legal to their end.
 
-    def _ordered(self) -> tuple[list[bytes], list[int]]:
+        num_legal_bytes: how many of the bytes that it is given are legal here.
+        """
+        by_bytes, ordered, ids = self.built("ordered", self._ordered)
+        found = []
+        for size in range(1, min(len(text), self._max_length()) + 1):
+            if (same := by_bytes.get(text[:size])) is not None:
+                found += same
+        at = bisect.bisect_right(ordered, text)
+        while at < len(ordered) and ordered[at].startswith(text):
+            token = ordered[at]
+            size = num_legal_bytes(token)
+            if size >= len(token):
+                found.append(ids[at])
+                at += 1
+            else:  # nothing that begins like this is legal
+                at = bisect.bisect_right(ordered, token[: size + 1] + b"\xff" * self._max_length(), at)
+        return found
+
+    def spell_singly(self, text: bytes) -> list[int]:
+        """One token per byte, as far as the vocabulary has them."""
+        singles = self.built("singles", lambda: {t: i for i, t in self.text_tokens() if len(t) == 1})
+        ids = [singles.get(text[i : i + 1]) for i in range(len(text))]
+        return ids[: ids.index(None)] if None in ids else ids
+
+    def _ordered(self) -> tuple[dict[bytes, list[int]], list[bytes], list[int]]:
         pairs = sorted((token, i) for i, token in self.text_tokens())
-        return [token for token, _ in pairs], [i for _, i in pairs]
+        by_bytes: dict[bytes, list[int]] = {}
+        for token, token_id in pairs:
+            by_bytes.setdefault(token, []).append(token_id)
+        return by_bytes, [token for token, _ in pairs], [i for _, i in pairs]
 
     def _max_length(self) -> int:
         longest: int = self.built("longest", lambda: max((len(t) for _, t in self.text_tokens()), default=0))
@@ -123,6 +138,8 @@ class GrammarVocabulary:
 
     def built(self, name: str, build: Callable[[], Any]) -> Any:
         """The object that a backend keeps per vocabulary under `name`, built by the first that asks."""
+        if name in self._built:
+            return self._built[name]
         with self._lock:
             if name not in self._built:
                 self._built[name] = build()

@@ -6,6 +6,7 @@ call, and a token is tried only where it can be taken back. Its forks are cheap 
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from typing import Any
@@ -35,12 +36,12 @@ class _Encoder:
         self.bos_token_id = None
         self.tokens = vocabulary.tokens
         self.special_token_ids = sorted(vocabulary.special_ids)
-        self._vocabulary = vocabulary
+        self._spell = functools.lru_cache(4096)(vocabulary.spell)  # forced texts come again and again
 
     def __call__(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise TypeError("text only")  # how the wrapper finds out
-        return self._vocabulary.spell(text)
+        return self._spell(text)
 
 
 def tokenizer_of(vocabulary: GrammarVocabulary) -> llguidance.LLTokenizer:
@@ -179,11 +180,13 @@ class LlguidanceMatcher:
         """Where a text is forced, the library leaves its own spelling of it as the only legal token (in JSON schemas; a
         Lark grammar can say that it must not). Every other token that spells the same text is legal too."""
         forced = self._inner.compute_ff_bytes()
-        shorter, longer = self._grammar.vocabulary.compatible(forced) if forced else ([], [])
-        for token_id in (*shorter, *(i for i in longer if self._inner.validate_tokens([i]) == 1)):
-            if has_bit(self._grammar.legal_bits, token_id):
-                mask[token_id >> 5] |= np.int32(np.uint32(1 << (token_id & 31)).view(np.int32))
+        bits = mask.view(np.uint32)
+        for token_id in self._grammar.vocabulary.compatible(forced, self._num_legal_bytes) if forced else ():
+            bits[token_id >> 5] |= 1 << (token_id & 31)
         self._check()
+
+    def _num_legal_bytes(self, text: bytes) -> int:
+        return self._inner.validate_tokens(self._grammar.vocabulary.spell_singly(text))
 
     def accept(self, token_id: int) -> bool:
         """See Matcher.accept."""

@@ -18,7 +18,7 @@ from decodex.grammar.matcher import CompiledGrammar
 from decodex.grammar.plan import Plan
 
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":")}
-VALUES: list[Any] = [None, True, False, 0, 1, -1, 10, 1.5, "", "a", "ab", "é", 'a"b', "a\nb", "\x01", [], [0], [1, 1], {}]
+VALUES: list[Any] = [None, True, False, 0, 1, -1, 10, 1.5, "", "a", "ab", "é", 'a"b', "a\nb", "\x01", [], [0], {}]
 VALUES += [dict(zip("ab", pair)) for pair in itertools.product([None, 0, "a", [], {}], repeat=2)]
 VALUES += [{"a": 1}, {"b": 2, "c": 3}, {"a": {"a": 1}}, {"a": [0, 1]}]
 SCHEMAS: list[dict[str, Any]] = [
@@ -77,7 +77,8 @@ def test_the_one_json_form(backend: str) -> None:
     for text in [r'"\/"', r'"\u0041"', r'"\u00e9"', r'"\ud83d\ude00"', '"\n"', '"\x01"', '"', '"a" ', ' "a"', r'"\x"']:
         assert not accepts(strings, text), text
     numbers = library(backend, {"type": "integer"})
-    assert [accepts(numbers, text) for text in ("12", "-3", "0", "1.0", "1e3", "01", "+1", "")] == [True] * 3 + [False] * 5
+    assert all(accepts(numbers, text) for text in ("12", "-3", "0"))
+    assert not any(accepts(numbers, text) for text in ("1.0", "1e3", "01", "+1", ""))
 
 
 def test_flexible_whitespace_is_bounded() -> None:
