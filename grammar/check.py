@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from decodex.grammar.constraint import Constraint
+from decodex.grammar.ebnf import is_ebnf
+from decodex.grammar.productions import productions_of
 
 __all__ = ["CheckUnavailable", "IndependentCheck"]
 
 SCRIPT = Path(__file__).with_name("check_worker.py")
 START_TIMEOUT = 60.0  # seconds; a start takes a quarter of one on an idle machine
 MAX_REPLY = 1 << 20
-JUDGED = ("json", "json_object", "regex", "choice")
 
 
 class CheckUnavailable(RuntimeError):
@@ -33,8 +34,16 @@ class CheckUnavailable(RuntimeError):
 
 
 class _Job(NamedTuple):
-    request: bytes
+    constraint: Constraint
+    text: str
     verdict: Future[str | None]
+
+    def request(self) -> bytes:
+        """The line for the worker; a grammar is sent as its productions."""
+        kind, stated = self.constraint.kind, self.constraint.text
+        if kind == "grammar":
+            stated = json.dumps(productions_of(stated))
+        return json.dumps([kind, stated, self.text]).encode() + b"\n"
 
 
 class IndependentCheck:
@@ -51,14 +60,15 @@ class IndependentCheck:
 
     @staticmethod
     def judges(constraint: Constraint) -> bool:
-        """Whether there is a second library for constraints of that kind."""
-        return constraint.kind in JUDGED
+        """Whether there is a second opinion on such constraints."""
+        if constraint.kind == "grammar":
+            return is_ebnf(constraint.text)  # Lark's terminals mean something else to every library
+        return constraint.is_whole_output
 
     def submit(self, constraint: Constraint, text: str) -> Future[str | None]:
         """What is wrong with `text`, or None if nothing is; CheckUnavailable where it can't be said."""
         verdict: Future[str | None] = Future()
-        request = json.dumps([constraint.kind, constraint.text, text]).encode() + b"\n"
-        self._current().jobs.put(_Job(request, verdict))
+        self._current().jobs.put(_Job(constraint, text, verdict))
         return verdict
 
     def close(self) -> None:
@@ -120,7 +130,7 @@ class _Worker:
             if self._process is None or self._process.poll() is not None:
                 self._kill()
                 self._start()
-            reply = json.loads(self._ask(job.request, self._timeout))
+            reply = json.loads(self._ask(job.request(), self._timeout))
         except (OSError, ValueError) as error:
             self._kill()
             reply = {"failed": f"the worker gave no answer within {self._timeout:g} s or ended ({error})"}

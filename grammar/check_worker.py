@@ -1,7 +1,8 @@
 """The process behind `check.py`: a JSON line in (a constraint and a text), a JSON line out (what is wrong, or null).
 
 Run as a script of its own, so that nothing of the engine is imported and nothing of the grammar backends is trusted:
-JSON Schema is judged by jsonschema with ECMA-262 patterns and formats, regular expressions by RE2. No remote retrieval.
+JSON Schema is judged by jsonschema with ECMA-262 patterns and formats, regular expressions by RE2, grammars by Earley's
+algorithm over characters. No remote retrieval.
 """
 
 # ruff: noqa: E402 (a module is kept out before the imports)
@@ -145,12 +146,66 @@ def _validator(schema_text: str) -> Any:
     return exact(schema, format_checker=formats, registry=jsonschema_specifications.REGISTRY)
 
 
+def _nullable(grammar: list[Any]) -> set[int]:
+    """Nonterminals that the empty text is derived from."""
+    found: set[int] = set()
+    size = -1
+    while size < len(found):
+        size = len(found)
+        for number, alternatives in enumerate(grammar):
+            if any(all(isinstance(s, int) and s in found for s in symbols) for symbols in alternatives):
+                found.add(number)
+    return found
+
+
+def derives(grammar: list[Any], text: str) -> bool:
+    """Whether a text is derived from the first nonterminal (Earley 1970; empty rules as Aycock and Horspool 2002).
+
+    `grammar`: see productions.py. An item is (nonterminal, alternative, symbols read, where it began).
+    """
+    empty = _nullable(grammar)
+    waiting: list[dict[int, list[tuple[int, int, int, int]]]] = []  # by place: items in front of a nonterminal
+    items = {(0, number, 0, 0) for number in range(len(grammar[0]))}
+    for at in range(len(text) + 1):
+        here: dict[int, list[tuple[int, int, int, int]]] = {}
+        waiting.append(here)
+        following: set[tuple[int, int, int, int]] = set()
+        todo = list(items)
+        while todo:
+            owner, number, read, start = item = todo.pop()
+            symbols = grammar[owner][number]
+            new: list[tuple[int, int, int, int]] = []
+            if read == len(symbols):
+                new = [(a, b, c + 1, d) for a, b, c, d in waiting[start].get(owner, ())]
+            elif isinstance(symbols[read], int):
+                wanted = symbols[read]
+                if wanted not in here:
+                    new = [(wanted, other, 0, at) for other in range(len(grammar[wanted]))]
+                here.setdefault(wanted, []).append(item)
+                if wanted in empty:
+                    new.append((owner, number, read + 1, start))
+            elif at < len(text) and any(low <= ord(text[at]) <= high for low, high in symbols[read]):
+                following.add((owner, number, read + 1, start))
+            for one in new:
+                if one not in items:
+                    items.add(one)
+                    todo.append(one)
+        if at == len(text):
+            return any(o == 0 and s == 0 and read == len(grammar[0][n]) for o, n, read, s in items)
+        items = following
+        if not items:
+            return False
+    raise AssertionError("the last place returns")
+
+
 def fault_of(kind: str, constraint: str, text: str) -> str | None:
     """What is wrong with a text under a constraint, None if nothing is. Raises whatever keeps it from being judged."""
     if kind == "choice":
         return None if text in json.loads(constraint) else "it is none of the choices"
     if kind == "regex":
         return None if re2.fullmatch(constraint, text) is not None else "it does not match the expression"
+    if kind == "grammar":
+        return None if derives(json.loads(constraint), text) else "it is not derived from the grammar"
     try:
         value = parse(text)
     except ValueError as error:

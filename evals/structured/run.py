@@ -182,7 +182,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--num-schemas", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=2, help="requests for each schema")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", default="soundness,speed")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "evals" / "results" / "structured.json")
@@ -191,7 +191,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    llm = LLM(options.model, max_num_seqs=options.batch, enable_prefix_caching=False)
+    llm = LLM(options.model, max_num_seqs=options.batch)
     old = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     settings = {name: getattr(options, name) for name in ("model", "repeats", "batch", "max_tokens", "rounds")}
     facts = {
