@@ -93,7 +93,7 @@ class Admission:
             seq = RequestSequence(request, index, seed, max_total, completion, list(token_ids), len(token_ids))
             seq.constrained = constrained
             if params.logits_processors or self._processors:
-                seq.processors = ProcessorSet(self._processors, params.logits_processors or (), params.n)
+                seq.processors = ProcessorSet(self._processors, params.logits_processors or ())
                 if seq.processors.stateful:
                     request.metrics.speculation_off = f"{seq.processors.stateful[0]} does not declare pure = True"
             request.sequences.append(seq)

@@ -9,8 +9,8 @@ import queue
 import threading
 from collections.abc import Callable
 
-from decodex.engine import Engine
-from decodex.errors import DecodexError, EngineError
+from decodex.engine import Engine, check_torch_defaults
+from decodex.errors import DecodexError, EngineError, describe_error
 from decodex.outputs import RequestOutput
 from decodex.request import Request
 
@@ -81,12 +81,21 @@ class EngineThread:
         try:
             while not self._stopping:
                 self._run_commands(block=not self._engine.has_work)
-                if self._engine.has_work:
+                if self._engine.has_work and self._may_step():
                     self._deliver(self._engine.step())
             self._fail(EngineError("the engine was shut down"))
-        except Exception as error:
+        except BaseException as error:  # whatever it is, nobody must wait for ever
             logger.exception("the engine thread failed")
-            self._fail(EngineError(f"{type(error).__name__}: {error}"))
+            self._fail(EngineError(describe_error(error)))
+
+    def _may_step(self) -> bool:
+        """Whether torch's defaults are as they should be; otherwise what is in flight fails, and the thread goes on."""
+        try:
+            check_torch_defaults()
+        except EngineError as error:
+            self._deliver(self._engine.fail_all(error))
+            return False
+        return True
 
     def _run_commands(self, block: bool) -> None:
         if block:

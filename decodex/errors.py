@@ -5,7 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["DecodexError", "EngineError", "ModelError", "QueueFullError", "RequestError", "nearest_name"]
+__all__ = [
+    "DecodexError",
+    "EngineError",
+    "ModelError",
+    "QueueFullError",
+    "RequestError",
+    "describe_error",
+    "nearest_name",
+]
 
 
 class DecodexError(Exception):
@@ -16,7 +24,10 @@ class RequestError(DecodexError, ValueError):
     """A request or option that can't be honoured: `field` got `got` where `expected` was expected."""
 
     def __init__(self, field: str, got: object, expected: str, hint: str = "") -> None:
-        shown = repr(got)
+        try:
+            shown = repr(got)
+        except Exception:  # of an object that isn't ours
+            shown = type(got).__name__
         if len(shown) > 120:
             shown = shown[:117] + "..."
         super().__init__(f"{field}: got {shown}, expected {expected}" + (f"; {hint}" if hint else ""))
@@ -36,6 +47,14 @@ class ModelError(DecodexError, RuntimeError):
 
 class EngineError(DecodexError, RuntimeError):
     """The engine itself failed; every request in flight ends with this."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Its type and text, also where the text can't be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ row once and in order, and speculation is off for its request (`RequestOutput.me
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from decodex.errors import RequestError
+from decodex.errors import RequestError, describe_error
 
 __all__ = ["FunctionProcessor", "LogitsProcessor", "ProcessorSet", "RowView", "TransformersProcessor", "bind"]
 
@@ -79,17 +80,23 @@ class TransformersProcessor:
 
 def _checked(result: Any, shape: Sequence[int]) -> Tensor:
     """A processor's result as fp32 of `shape`; ValueError for anything else."""
-    if not isinstance(result, Tensor) or result.shape != tuple(shape) or not result.is_floating_point():
+    is_tensor = isinstance(result, Tensor) and result.layout is torch.strided
+    if not is_tensor or result.shape != tuple(shape) or not result.is_floating_point():
         got = f"{result.dtype} {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+        got += f" ({result.layout})" if isinstance(result, Tensor) and not is_tensor else ""
         raise ValueError(f"expected floating-point logits {tuple(shape)}, got {got}")
-    return result.float()
+    logits: Tensor = result.detach().to(torch.float32)
+    return logits
 
 
 def run(processor: LogitsProcessor, logits: Tensor, rows: Sequence[RowView]) -> Tensor:
     """Logits [R, V] fp32 after a processor; raises whatever it raises, ValueError for a wrong shape."""
-    shape = logits.shape  # a processor may reshape logits in place
+    shape, device = logits.shape, logits.device  # a processor may reshape logits in place
     result = processor.apply(logits, rows)
-    return _checked(logits if result is None else result, shape)
+    after = _checked(logits if result is None else result, shape)
+    if after.device != device:
+        raise ValueError(f"expected logits on {device}, got them on {after.device}")
+    return after
 
 
 def bind(processor: Any) -> LogitsProcessor:
@@ -118,27 +125,54 @@ class ProcessorSet:
     RequestError for a stateful processor that can't be copied.
     """
 
-    def __init__(self, engine: Sequence[LogitsProcessor], own: Sequence[Any], num_choices: int = 1) -> None:
+    def __init__(self, engine: Sequence[LogitsProcessor], own: Sequence[Any], *, is_copied: bool = True) -> None:
+        """`is_copied`: whether stateful ones are (a caller's own loop keeps its processors itself)."""
         self.shared = [p if is_pure(p) else None for p in engine]  # run for all rows at once
-        self.engine = [None if is_pure(p) else _copied(p, f"engine logits_processors[{i}]", num_choices)
+        self.engine = [None if is_pure(p) else _copied(p, f"engine logits_processors[{i}]")
                        for i, p in enumerate(engine)]  # fmt: skip
         self.own: list[LogitsProcessor] = []
         self.stateful = [f"engine logits_processors[{i}]" for i, p in enumerate(engine) if not is_pure(p)]
         for index, processor in enumerate(own):
-            bound, name = bind(processor), f"logits_processors[{index}]"
-            if not is_pure(bound):
+            name = f"logits_processors[{index}]"
+            try:
+                bound = bind(processor)
+                is_stateful = not is_pure(bound)
+            except Exception as error:  # of a property `pure`
+                hint = f"looking at it raised {describe_error(error)}"
+                raise RequestError(name, type(processor).__name__, "a logits processor", hint) from error
+            if is_stateful:
                 self.stateful.append(name)
-                bound = _copied(bound, name, num_choices)
+                bound = _copied(bound, name) if is_copied else bound
             self.own.append(bound)
 
 
-def _copied(processor: LogitsProcessor, name: str, num_choices: int) -> LogitsProcessor:
-    inner = getattr(processor, "function", None)
-    if num_choices > 1 and isinstance(processor, FunctionProcessor) and getattr(inner, "__closure__", None):
-        hint = "declare pure=True (FunctionProcessor) or pass an object"
-        raise RequestError(name, inner, "something that each of the n choices can have a copy of", hint)
+def _copied(processor: LogitsProcessor, name: str) -> LogitsProcessor:
     try:
+        if isinstance(processor, FunctionProcessor) and isinstance(processor.function, types.FunctionType):
+            return FunctionProcessor(_copied_function(processor.function), processor.pure)
         return copy.deepcopy(processor)
     except Exception as error:
-        hint = f"copying it raised {type(error).__name__}: {error}"
-        raise RequestError(name, processor, "a processor that can be copied, or pure = True", hint) from error
+        hint = f"copying it raised {describe_error(error)}"
+        expected = "a processor that can be copied, or pure = True"
+        raise RequestError(name, type(processor).__name__, expected, hint) from error
+
+
+def _copied_function(function: types.FunctionType) -> types.FunctionType:
+    """A function with copies of what it closes over and of its defaults: `copy.deepcopy` would share them. Modules,
+    classes, functions and networks are shared; so are global variables."""
+
+    def copied(value: Any) -> Any:
+        is_shared = isinstance(value, (types.ModuleType, types.FunctionType, type, torch.nn.Module))
+        return value if is_shared else copy.deepcopy(value)
+
+    def copied_cell(cell: types.CellType) -> types.CellType:
+        try:
+            return types.CellType(copied(cell.cell_contents))
+        except ValueError:  # empty
+            return cell
+
+    cells = None if function.__closure__ is None else tuple(map(copied_cell, function.__closure__))
+    defaults = None if function.__defaults__ is None else tuple(map(copied, function.__defaults__))
+    twin = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells)
+    twin.__kwdefaults__ = None if function.__kwdefaults__ is None else copied(function.__kwdefaults__)
+    return twin

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
+import torch
 from fakes import VOCAB, FakeModel, expected_tokens, hash_logits, make_engine
 
 from decodex import AsyncLLM, RequestError, SamplingParams
@@ -95,6 +97,36 @@ def test_engine_failure_reaches_everyone_and_later_requests():
         assert llm.failure is not None
         with pytest.raises(EngineError, match="boom"):
             await llm.generate([1], params_of(1))
+
+    asyncio.run(main())
+
+
+def test_changed_torch_defaults_fail_what_is_in_flight_and_nothing_later():
+    async def main():
+        async with AsyncLLM.from_engine(make_engine()) as llm:
+            torch.set_default_dtype(torch.float64)
+            try:
+                with pytest.raises(EngineError, match="torch's defaults are"):
+                    await llm.generate([1, 2], params_of(1))
+            finally:
+                torch.set_default_dtype(torch.float32)
+            return await llm.generate([1, 2], params_of(1))
+
+    [output] = asyncio.run(main())
+    assert output.outputs[0].token_ids == expected_tokens([1, 2], params_of(1))
+
+
+def test_whatever_ends_the_thread_reaches_everyone():
+    """An exception that is no Exception left everybody waiting."""
+
+    async def main():
+        engine = make_engine()
+        engine.runner.stage = lambda plan: sys.exit(3)
+        llm = AsyncLLM.from_engine(engine)
+        with pytest.raises(EngineError, match="SystemExit"):
+            await llm.generate([1, 2], params_of(1))
+        with pytest.raises(EngineError, match="SystemExit"):
+            await llm.generate([1, 2], params_of(1))
 
     asyncio.run(main())
 

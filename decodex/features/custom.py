@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from decodex.batch import Rows
+from decodex.errors import describe_error
 from decodex.params import SamplingParams
 from decodex.processors import LogitsProcessor, RowView, bind, is_pure, run
 
@@ -78,17 +79,22 @@ def _run_on(processor: LogitsProcessor, name: str, logits: Tensor, rows: Rows, r
     if not row_ids:
         return
     index = torch.tensor(row_ids, device=logits.device)
+    dtype = torch.get_default_dtype()
     try:
         after = run(processor, logits[index], [_view(rows, row) for row in row_ids])
-    except Exception as error:
+        top = after.amax(1)  # NaN wins
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit and CancelledError: a processor ends its own request only
         if len(row_ids) > 1:
             for row in row_ids:
                 _run_on(processor, name, logits, rows, [row])
             return
-        rows.errors[row_ids[0]] = f"{name} failed: {type(error).__name__}: {error}"
+        rows.errors[row_ids[0]] = f"{name} failed: {describe_error(error)}"
         logits[row_ids[0]] = torch.nan
         return
-    top = after.amax(1)  # NaN wins
+    finally:
+        torch.set_default_dtype(dtype)
     for place in torch.nonzero(torch.isnan(top) | torch.isposinf(top)).flatten().tolist():
         top_before = logits[row_ids[place]].amax()
         if not (torch.isnan(top_before) or torch.isposinf(top_before)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 import torch
@@ -149,7 +151,24 @@ def boom(token_ids, logits):
     raise KeyError("boom")
 
 
+class Speechless(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def raising(error):
+    def function(token_ids, logits):
+        raise error
+
+    return function
+
+
 FAULTS = {
+    "exit": (raising(SystemExit(1)), "SystemExit"),
+    "cancelled": (raising(asyncio.CancelledError()), "CancelledError"),
+    "speechless": (raising(Speechless()), "Speechless"),
+    "device": (lambda ids, logits: logits.to("meta"), ""),
+    "sparse": (lambda ids, logits: logits.to_sparse(), "got torch.float32"),
     "exception": (boom, "KeyError: 'boom'"),
     "nan": (lambda ids, logits: logits * torch.nan, "returned NaN"),
     "inf": (lambda ids, logits: logits + torch.inf, r"returned NaN or \+inf"),
@@ -206,12 +225,6 @@ def test_a_processor_that_masks_everything_is_named():
 
 
 def test_what_cannot_be_copied_is_refused():
-    state = []
-
-    def closure(token_ids, logits):
-        state.append(1)
-        return logits
-
     class Locked:
         def __init__(self):
             import threading
@@ -221,12 +234,48 @@ def test_what_cannot_be_copied_is_refused():
         def apply(self, logits, rows):
             return logits
 
+    class Torn:
+        @property
+        def pure(self):
+            raise Speechless
+
+        def __call__(self, token_ids, logits):
+            return logits
+
     engine = make_engine()
-    with pytest.raises(RequestError, match=r"logits_processors\[0\].*pure=True"):
-        engine.admission.admit(PROMPT, SamplingParams(n=2, logits_processors=[closure]))
-    engine.admission.admit(PROMPT, SamplingParams(n=1, logits_processors=[closure]))
     with pytest.raises(RequestError, match=r"logits_processors\[1\].*copied"):
         engine.admission.admit(PROMPT, SamplingParams(logits_processors=[boom, Locked()]))
+    with pytest.raises(RequestError, match=r"logits_processors\[0\].*Speechless"):
+        engine.admission.admit(PROMPT, SamplingParams(logits_processors=[Torn()]))
+
+
+def test_what_a_function_closes_over_is_each_choices_own():
+    """Two prompts, two choices and a later call: each counts from the beginning."""
+
+    def counter(pace=[1]):  # noqa: B006 (a default that is changed, as closures are)
+        count = [0]
+
+        def forced(token_ids, logits):
+            logits[:] = -torch.inf
+            logits[1 + count[0] * pace[0]] = 0.0
+            count[0] += 1
+            return logits
+
+        return forced
+
+    engine, params = make_engine(), SamplingParams(n=2, max_tokens=3, logits_processors=[counter()])
+    outputs = [*run(engine, (PROMPT, params), ([1], params)), *run(engine, (PROMPT, params))]
+    assert [choice.token_ids for output in outputs for choice in output.outputs] == [[1, 2, 3]] * 6
+
+
+def test_a_processor_that_changes_torchs_defaults():
+    def rude(token_ids, logits):
+        torch.set_default_dtype(torch.float64)
+        return logits
+
+    [output] = run(make_engine(), (PROMPT, SamplingParams(**PLAIN, logits_processors=[rude])))
+    assert torch.get_default_dtype() is torch.float32
+    assert output.error is None
 
 
 def test_eos_is_an_ordinary_token_to_a_processor():
