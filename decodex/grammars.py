@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import weakref
 from typing import Any
@@ -27,6 +28,7 @@ class Grammars:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._compiler: GrammarCompiler | None = None
         self._tokens: GrammarVocabulary | None = None
 
@@ -55,7 +57,8 @@ class Grammars:
 
     def _started(self) -> tuple[GrammarCompiler, GrammarVocabulary]:
         with self._lock:
-            if self._compiler is None or self._tokens is None:
+            if self._compiler is None or self._tokens is None or self._process != os.getpid():
+                self._process = os.getpid()  # a forked process has none of the compiler's threads
                 self._tokens = self._make_vocabulary()
                 self._compiler = GrammarCompiler(self._tokens)
                 weakref.finalize(self, self._compiler.close)

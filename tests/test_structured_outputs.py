@@ -590,6 +590,29 @@ def test_cancelling_while_a_constraint_is_compiled_leaves_nothing():
     asyncio.run(main())
 
 
+def test_a_forked_process_compiles_masks_and_checks_on_its_own():
+    engine = byte_engine(check_outputs=True)
+    [before] = run(engine, ([1], params_of({"choice": ["yes"]})))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            outputs = run(engine, ([1], params_of({"choice": ["yes"]})), ([1], params_of({"regex": "[0-9]{4}"})))
+            os.write(writer, json.dumps([(o.outputs[0].text, o.outputs[0].check) for o in outputs]).encode())
+            engine.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    [first, second] = json.loads(os.read(reader, 1000))
+    os.close(reader)
+    assert first == [before.outputs[0].text, "passed"]
+    assert re.fullmatch("[0-9]{4}", second[0])
+    assert second[1] == "passed"
+    assert run(engine, ([1], params_of({"choice": ["yes"]})))[0].outputs == before.outputs
+    engine.close()
+
+
 # --- the independent check ---
 
 
