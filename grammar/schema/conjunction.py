@@ -21,8 +21,17 @@ Bound = tuple[float, bool] | None  # value, is exclusive
 
 
 def conjoined(lits: list[Lit]) -> Key:
-    """The place where all of these hold; what admits everything is left out."""
-    return tuple(dict.fromkeys(lit for lit in lits if lit.node.parts or not lit.is_positive))
+    """The place where all of these hold; what admits everything is left out, mere references are followed."""
+    found: dict[Lit, None] = {}
+    stack = lits[::-1]
+    while stack:
+        lit = stack.pop()
+        parts = lit.node.parts
+        if parts and (lit.is_positive or len(parts) == 1) and all(kind == "lit" for kind, _ in parts):
+            stack += [Lit(one.node, one.is_positive == lit.is_positive) for _, one in reversed(parts)]
+        elif parts or not lit.is_positive:
+            found[lit] = None
+    return tuple(found)
 
 
 @dataclass

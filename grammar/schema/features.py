@@ -22,7 +22,7 @@ def features_of(schema: Any) -> frozenset[str]:
             stack += _children(place)
             _add(place, found)
         else:
-            found.add("anything" if place else "nothing")
+            found.update({"anything"} if place else ())
     if "$ref" in found and _is_recursive(schema):
         found.add("$ref.recursive")
     return frozenset(found)

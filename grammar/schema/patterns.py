@@ -35,7 +35,7 @@ def whole_regexes(pattern: str) -> tuple[str, ...]:
         raise RegexError("it is catastrophic: a text can be matched in exponentially many ways")
     looks, tree = leading_looks(tree)
     found = [closed_right(closed_left(tree))] + [closed_right(look) for look in looks]
-    return tuple(f"^(?:{spelling(part)})$" for part in found if part != REST)
+    return tuple(f"^(?:{spelling(part)})$" for part in found if part not in (REST, Cat((REST,))))
 
 
 def leading_looks(tree: Part) -> tuple[list[Part], Part]:
