@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 FILE_OR_TEXT = "FILE|TEXT"  # metavar of a text for which the command line takes the name of a file that holds it, too
 FP32_MAX = 3.4028234663852886e38  # parameters become fp32 on the device
+FP32_MIN = 1.1754943508222875e-38
 
 
 class Refusal(NamedTuple):
@@ -156,6 +157,8 @@ def check_number(
         number = float(value)
     except (OverflowError, ValueError, TypeError, RuntimeError):  # too large, an array of several
         raise RequestError(field, value, bounds) from None
-    if not abs(number) <= FP32_MAX or number < low or number > high or (open_low and number == low):
+    if not math.isinf(number) and abs(number) > FP32_MAX:
+        bounds += f", at most {FP32_MAX:.3g}"
+    if not abs(number) <= FP32_MAX or number < low or number > high or (open_low and number - low < FP32_MIN):
         raise RequestError(field, value, bounds)
     return number

@@ -45,10 +45,10 @@ class Sampler:
     def sample(self, logits: Tensor, batch: StepBatch) -> StepOutput:
         """Tokens for every sampled entry from logits [L + P, V_model] fp32 (the first L changed in place)."""
         num_rows = len(batch.rows.slots_host)
+        logits = logits[:, : self._vocab_size]  # the tail beyond the tokenizer is never a token
         prompt_logprobs = self._prompt_logprobs(logits[num_rows:], batch)
         logits = logits[:num_rows]
         raw = self._copies(logits, batch, "raw")
-        logits = logits[:, : self._vocab_size]  # the tail beyond the tokenizer is never a token
         for feature in self._features:
             feature.apply(logits, batch.rows)
         rows = self._table.params.rows(batch.rows.slots, batch.rows.positions, logits.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -293,3 +294,19 @@ def test_chat_uses_the_template():
     assert output.prompt_token_ids == [1, 2, 3]
     outputs = llm.chat([[{"role": "user", "content": "b"}], [{"role": "user", "content": "c"}]], params, use_tqdm=False)
     assert [o.prompt_token_ids for o in outputs] == [[1], [2]]
+
+
+def test_all_logprobs_are_those_of_the_tokenizers_tokens():
+    """Logits that are wider than the tokenizer: -1 listed tokens that can't be, and missed some that can."""
+    wide = VOCAB + 5
+    engine = make_engine(model=FakeModel(vocab_size=wide))
+    params = SamplingParams(max_tokens=2, ignore_eos=True, seed=1, logprobs=-1, prompt_logprobs=-1)
+    request = engine.admission.admit([1, 2, 3], params)
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+    output = engine.output_of(request)
+    for entries in [*output.outputs[0].logprobs, *output.prompt_logprobs[1:]]:
+        assert sorted(entries) == list(range(VOCAB))
+        assert sum(math.exp(entry.logprob) for entry in entries.values()) == pytest.approx(1.0)
+        assert sorted(entry.rank for entry in entries.values()) == list(range(1, VOCAB + 1))

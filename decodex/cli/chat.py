@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from decodex.cli.flags import Parser, one_line
+from decodex.cli.generate import refuse_logprobs
 from decodex.cli.loading import add_engine_flags, add_sampling_flags, load_llm, sampling_params
 from decodex.errors import DecodexError, RequestError
 from decodex.params import SamplingParams
@@ -39,6 +40,7 @@ def run(argv: Sequence[str]) -> int:
     params = sampling_params(arguments, DEFAULTS)
     if params.n != 1:
         raise RequestError("n", params.n, "1 in a chat")
+    refuse_logprobs(params, "None in a chat, which shows no log-probabilities")
     llm = load_llm(arguments)
     opening: list[Message] = [{"role": "system", "content": arguments.system}] if arguments.system else []
     print(HELP)

@@ -1,7 +1,8 @@
 """Command line flags made from the definitions (`SamplingParams`, `EngineConfig`): one flag for each field.
 
-A flag that is not given is not passed on, so defaults live in the definition alone. Lists are written with
-commas or as JSON (`--stop '[","]'`), mappings as JSON, `none` is None where the field allows it.
+A flag that is not given is not passed on, so defaults live in the definition alone. Lists are written by repeating
+the flag or as JSON (`--stop '["a", "b"]'`), token ids also with commas, mappings as JSON; `none` is None where the field
+allows it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from decodex.definition import FILE_OR_TEXT, options_of
+from decodex.definition import FILE_OR_TEXT, Refusal, options_of
 from decodex.errors import nearest_name
 
 __all__ = ["Parser", "add_flags", "given", "one_line", "parse_command"]
@@ -29,6 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter, **kwargs)
+        self.refused: dict[str, Refusal] = {}  # fields that a definition refuses by name
         # argparse takes -1e-3 and -inf for flags
         self._negative_number_matcher = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^-inf$")
 
@@ -37,10 +39,13 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
     def parse_exactly(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse `argv`; an unknown flag is an error that suggests the nearest one."""
+        """Parse `argv`; an unknown flag is an error that suggests the nearest one, or says why there is none."""
         arguments, unknown = self.parse_known_args(argv)
         if unknown:
             name = unknown[0].split("=", 1)[0]
+            refusal = self.refused.get(name.removeprefix("--").replace("-", "_"))
+            if refusal is not None:
+                self.error(f"{name}: {refusal.reason}")
             hint = nearest_name(name, self._option_string_actions) if name.startswith("-") else ""
             self.error(f"unknown argument {name}" + (f"; {hint}" if hint else f"; see {self.prog} --help"))
         return arguments
@@ -77,8 +82,10 @@ def add_flags(
     `defaults`: the command's own defaults, where they differ from the definition's; `rename`: field -> flag
     name, where two definitions share a field name.
     """
+    parser.refused.update(getattr(definition, "refused", {}))
     group = parser.add_argument_group(
-        f"{definition.__name__} fields", "LIST: items between commas, or a JSON list. JSON: a JSON object."
+        f"{definition.__name__} fields",
+        "STR...: repeat the flag, or give a JSON list; ID...: the same, or ids between commas. JSON: a JSON object.",
     )
     hints = typing.get_type_hints(definition)
     for field in options_of(definition):
@@ -100,7 +107,24 @@ def add_flags(
         else:
             options["type"] = converter(hints[field.name], field.metadata.get("choices"))
             options["metavar"] = field.metadata.get("metavar") or metavar(hints[field.name], field.metadata)
+            if sequence_of(hints[field.name]) is not None:
+                options["action"] = Extend
+                options["metavar"] += "..."
         group.add_argument(f"--{name.replace('_', '-')}", **options)
+
+
+class Extend(argparse.Action):
+    """A list flag that may be repeated; none empties the list."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, None if values is None else [*(before or ()), *values])
 
 
 def given(arguments: argparse.Namespace, definition: type) -> dict[str, Any]:
@@ -124,6 +148,12 @@ def members(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if is_union else (hint,)
 
 
+def sequence_of(hint: Any) -> type | None:
+    """The type of a list's items, None for other types."""
+    found = [k for k in members(hint) if typing.get_origin(k) in (tuple, list)]
+    return typing.get_args(found[0])[0] if found else None
+
+
 def metavar(hint: Any, metadata: Mapping[str, Any]) -> str:
     """What the help shows for the value: the choices, or the kind of value."""
     if metadata.get("choices"):
@@ -141,9 +171,9 @@ def converter(hint: Any, choices: tuple[str, ...] | None) -> Callable[[str], Any
             return None
         if choices is not None and text not in choices:
             raise argparse.ArgumentTypeError(f"got {text!r}, expected one of {', '.join(choices)}")
-        sequence = [k for k in kinds if typing.get_origin(k) in (tuple, list)]
-        if sequence:
-            return as_list(text, typing.get_args(sequence[0])[0])
+        item = sequence_of(hint)
+        if item is not None:
+            return as_list(text, item)
         if any(typing.get_origin(k) is dict or k is dict for k in kinds):
             return as_json(text, dict, "a JSON object")
         return as_scalar(text, kinds)
@@ -176,12 +206,12 @@ def as_scalar(text: str, kinds: tuple[Any, ...]) -> Any:
 
 
 def as_list(text: str, kind: type) -> list[Any]:
-    """A JSON list, or items between commas."""
+    """A JSON list, one string, or numbers between commas."""
     if text.lstrip().startswith("["):
         return list(as_json(text, list, "a JSON list"))
     if not text:
-        raise argparse.ArgumentTypeError("got nothing, expected items between commas, or [] for none")
-    return [as_scalar(item.strip() if kind is not str else item, (kind,)) for item in text.split(",") if item]
+        raise argparse.ArgumentTypeError("got nothing, expected a value, or [] for none")
+    return [text] if kind is str else [as_scalar(item.strip(), (kind,)) for item in text.split(",")]
 
 
 def as_json(text: str, kind: type[T], expected: str) -> T:

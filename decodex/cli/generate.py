@@ -12,8 +12,9 @@ from decodex.cli.flags import Parser, one_line
 from decodex.cli.loading import add_engine_flags, add_sampling_flags, load_llm, sampling_params
 from decodex.errors import RequestError
 from decodex.outputs import CompletionOutput, Logprob, RequestOutput
+from decodex.params import SamplingParams
 
-__all__ = ["as_json", "build_parser", "run"]
+__all__ = ["as_json", "build_parser", "refuse_logprobs", "run"]
 
 DEFAULTS = {"max_tokens": 256}
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
@@ -34,6 +35,8 @@ def run(argv: Sequence[str]) -> int:
     """Answer every prompt; one that fails is reported on its own and sets the exit status."""
     arguments = build_parser().parse_exactly(argv)
     params = sampling_params(arguments, DEFAULTS)
+    if not arguments.json:
+        refuse_logprobs(params, "--json, which shows them")
     llm = load_llm(arguments)
     if arguments.chat:
         conversations = [[{"role": "user", "content": prompt}] for prompt in arguments.prompts]
@@ -46,6 +49,13 @@ def run(argv: Sequence[str]) -> int:
         else:
             show(output)
     return max((exit_status(output) for output in outputs), default=0)
+
+
+def refuse_logprobs(params: SamplingParams, expected: str) -> None:
+    """RequestError where log-probabilities are asked for that nothing would show."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) is not None:
+            raise RequestError(name, getattr(params, name), expected)
 
 
 def show(output: RequestOutput) -> None:

@@ -46,7 +46,7 @@ def test_generate_prints_one_json_object_for_each_prompt(llm: LLM, capsys: pytes
 
 
 def test_generate_under_a_constraint(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "ab", "--choice", "bed,ceded", "--max-tokens", "9", "--json"]) == 0
+    assert main(["generate", "ab", "--choice", "bed", "--choice", "ceded", "--max-tokens", "9", "--json"]) == 0
     [answer] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     [choice] = answer["outputs"]
     assert choice["text"] in ("bed", "ceded")

@@ -50,7 +50,10 @@ def toy_parser() -> Parser:
         ("--ids 1,2", {"ids": [1, 2]}),
         ("--ids [1,2]", {"ids": [1, 2]}),
         ("--ids none", {"ids": None}),
-        ("--words a,b", {"words": ["a", "b"]}),
+        ("--ids 1,2 --ids 3", {"ids": [1, 2, 3]}),
+        ("--words a,b", {"words": ["a,b"]}),
+        ("--words , --words b", {"words": [",", "b"]}),
+        ('--words a --words ["b"]', {"words": ["a", "b"]}),
         ('--words [",","b"]', {"words": [",", "b"]}),
         ('--bias {"7":-1.5}', {"bias": {"7": -1.5}}),
     ],
@@ -124,7 +127,7 @@ def test_a_constraint_is_a_text_or_the_name_of_a_file(tmp_path: pathlib.Path) ->
         arguments = parser.parse_exactly(["hi", "--json-schema", value, "--json-whitespace", "compact"])
         params = sampling_params(arguments, {})
         assert params.structured_outputs == StructuredOutputsParams(json=schema, whitespace="compact")
-    choice = sampling_params(parser.parse_exactly(["hi", "--choice", "a,b", "--grammar-backend", "outlines"]), {})
+    choice = sampling_params(parser.parse_exactly(["hi", "--choice", "a", "--choice", "b", "--grammar-backend", "outlines"]), {})
     assert choice.structured_outputs == StructuredOutputsParams(choice=("a", "b"), backend="outlines")
 
 
@@ -143,3 +146,21 @@ def test_help_shows_every_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert "100% of it (default: 1)" in text
     assert "a switch (default: on)" in text
     assert "numbers (default: none)" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("generate hi --best-of 2", "--best-of: best_of ranks by a likelihood"),
+        ("generate hi --mirostat 2", "--mirostat: Mirostat steers a state"),
+        ("generate hi --logprobs 2", "logprobs: got 2, expected --json"),
+        ("chat --prompt-logprobs 0", "prompt_logprobs: got 0, expected None in a chat"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(command: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status: object = main(command.split())
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    assert complaint in capsys.readouterr().err
