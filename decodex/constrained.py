@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,17 @@ __all__ = ["ConstrainedText", "Grammar"]
 NOTHING = -1  # the parent of a path's first token in `fill_draft`
 
 
+@contextlib.contextmanager
+def _own_error() -> Iterator[None]:
+    """Whatever a library raises, a panic of compiled code too, is a MatcherError: one request's own."""
+    try:
+        yield
+    except (MatcherError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise MatcherError(f"{type(error).__name__}: {error}") from error
+
+
 @dataclass(frozen=True)
 class Grammar:
     """A compiled grammar with what the engine itself lets through: shared by the choices of a request."""
@@ -32,16 +44,22 @@ class Grammar:
 
     def begin(self, max_tokens: int) -> ConstrainedText:
         """A choice at its start. RequestError where it can't be brought to its end within `max_tokens`, and has to."""
-        matcher: Matcher = self.compiled.matcher()
-        if self.is_steered:
-            matcher = steered = BudgetSteering(matcher, self.vocabulary, max_tokens)
+        try:
+            with _own_error():
+                matcher: Matcher = self.compiled.matcher()
+                steered = BudgetSteering(matcher, self.vocabulary, max_tokens) if self.is_steered else None
+        except MatcherError as error:
+            constraint = self.compiled.constraint
+            expected = f"a constraint that {self.compiled.backend} can begin"
+            raise RequestError(f"{FIELD}.{constraint.kind}", constraint.text, expected, str(error)) from error
+        if steered is not None:
             if steered.num_needed is None:
                 hint = "no way to the constraint's end was found: leave it out"
                 raise RequestError(f"{FIELD}.finish_within_budget", True, "a constraint that has a short member", hint)
             if steered.num_needed > max_tokens:
                 hint = f"{FIELD}.finish_within_budget asks for a complete output"
                 raise RequestError("max_tokens", max_tokens, f"at least {steered.num_needed} here", hint)
-        return ConstrainedText(self, matcher)
+        return ConstrainedText(self, matcher if steered is None else steered)
 
 
 class ConstrainedText:
@@ -63,14 +81,16 @@ class ConstrainedText:
 
     def push(self, token_id: int) -> bool:
         """Advance by a committed token that is no end; whether only the end can follow. Raises MatcherError."""
-        if not self._matcher.accept(token_id):
-            raise MatcherError(f"token {token_id} was chosen, and the grammar does not allow it")
-        return self._matcher.is_terminated
+        with _own_error():
+            if not self._matcher.accept(token_id):
+                raise MatcherError(f"token {token_id} was chosen, and the grammar does not allow it")
+            return self._matcher.is_terminated
 
     def end(self) -> None:
         """The end of sequence was chosen. Raises MatcherError where the text is not complete."""
-        if not self._matcher.is_accepting:
-            raise MatcherError("the end was chosen before the text was complete")
+        with _own_error():
+            if not self._matcher.is_accepting:
+                raise MatcherError("the end was chosen before the text was complete")
 
     def bytes_of(self, token_id: int) -> bytes:
         """What a token adds to the text."""
@@ -79,11 +99,12 @@ class ConstrainedText:
     def fill(self, paths: Sequence[tuple[int, ...]], rows: MaskRow) -> None:
         """The masks of rows [R, num_words] after the committed tokens and the draft tokens paths[r]. Raises
         MatcherError."""
-        if len(paths) == 1 and not paths[0]:
-            if not self._matcher.fill(rows[0]):
-                rows[0] = -1
-        else:
-            self._fill_tree(paths, rows)
+        with _own_error():
+            if len(paths) == 1 and not paths[0]:
+                if not self._matcher.fill(rows[0]):
+                    rows[0] = -1
+            else:
+                self._fill_tree(paths, rows)
         rows &= self.grammar.allowed
         if self.grammar.stops is not None:
             may_end = (rows & self.grammar.vocabulary.eos_bits).any(axis=1)

@@ -145,11 +145,11 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One decode step, and the verdicts that have come. Returns the requests that got tokens or ended."""
+        """Take the verdicts that have come, or else one decode step. Returns the requests that got tokens or ended."""
         check_torch_defaults()
         is_idle = not self.scheduler.has_work
         settled = self._settle(wait=is_idle)
-        return settled if is_idle else list(dict.fromkeys([*settled, *self._decode()]))
+        return settled if settled or is_idle else self._decode()
 
     def _decode(self) -> list[Request]:
         plan = self.scheduler.plan()

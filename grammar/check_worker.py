@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -39,9 +39,19 @@ def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
+def _number(text: str) -> Decimal:
+    """Exactly, but for exponents beyond all use: those give the number next to zero or the largest one."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        mantissa, _, exponent = text.lower().partition("e")
+        edge = Decimal("1e-999999999999999999" if exponent.startswith("-") else "1e999999999999999999")
+        return (edge if Decimal(mantissa) else Decimal(0)).copy_sign(Decimal(mantissa))
+
+
 def parse(text: str) -> Any:
     """A JSON value with exact numbers. Raises ValueError."""
-    return json.loads(text, parse_float=Decimal, parse_constant=_reject_constant)
+    return json.loads(text, parse_float=_number, parse_constant=_reject_constant)
 
 
 @lru_cache(maxsize=1024)
@@ -127,7 +137,7 @@ def _is_old(schema: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _validator(schema_text: str) -> Any:
-    schema = json.loads(schema_text, parse_float=Decimal)
+    schema = json.loads(schema_text, parse_float=_number)
     newest = jsonschema.Draft202012Validator
     is_old = not (isinstance(schema, dict) and "$schema" in schema) and _is_old(schema)
     plain = jsonschema.validators.validator_for(schema, default=jsonschema.Draft7Validator if is_old else newest)
