@@ -58,9 +58,19 @@ class CompletionSearch:
             found = self._within(matcher, limit, min(num_nodes, max_nodes))
             if found is not None:
                 text = b"".join(self._vocabulary.tokens[token] for token in found)
-                return self.follows(matcher, text, len(found) - 1) or found
+                found = self.follows(matcher, text, len(found) - 1) or found
+                return self._improved(matcher, found) if max_nodes > _NODES_PER_LIMIT else found
             max_nodes -= num_nodes
         return None
+
+    def _improved(self, matcher: Matcher, found: list[int]) -> list[int]:
+        """A short completion made shorter where a brief look finds one."""
+        while 1 < len(found) <= _FIRST_LIMIT:
+            shorter = self._within(matcher, len(found) - 1, _NODES_PER_LIMIT)
+            if shorter is None:
+                break
+            found = shorter
+        return found
 
     def follows(self, matcher: Matcher, text: bytes, max_tokens: int) -> list[int] | None:
         """The tokens of `text` where they complete the matcher's position, at most `max_tokens`, else None."""

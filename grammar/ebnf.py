@@ -26,6 +26,7 @@ from decodex.grammar.pattern import (
     concat,
     normalise,
     size_of,
+    tidy,
     walk,
 )
 
@@ -64,7 +65,7 @@ def parse_ebnf(text: str) -> Rules:
     rules = _productive(rules)
     if "root" not in rules:
         raise ConstraintError("no text is a member of the grammar: its root never comes to an end")
-    return Rules(tuple((name, rules[name]) for name in _reachable(rules)))
+    return Rules(tuple((name, tidy(rules[name])) for name in _reachable(rules)))
 
 
 class _Parser:

@@ -7,13 +7,14 @@ import re
 from decodex.grammar.ebnf import Rules
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.limits import MAX_NESTING, MAX_REPETITION, check_text
-from decodex.grammar.pattern import Chars, Choice, Concat, Pattern, Repeat, Rule, Text, to_rust
+from decodex.grammar.pattern import Chars, Choice, Concat, Pattern, Repeat, Rule, Text, complement, to_rust
 
 __all__ = ["LarkPrinter", "check_lark", "is_lark", "print_ebnf", "print_lark"]
 
 _START = re.compile(r"(?m)^\s*(%llguidance\b|\??start\s*(\[[^\]\n]*\])?\s*:)")
 # what may hold any sign: a text, a regex, a comment
 _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
+_LAST = 0x10FFFF
 _TIMES = re.compile(r"\{(\d+)?,?(\d+)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
 
 
@@ -100,7 +101,13 @@ def _ebnf(pattern: Pattern, names: dict[str, str]) -> str:
     if isinstance(pattern, Text):
         return '"' + "".join(_escaped(ord(c)) for c in pattern.text) + '"'
     if isinstance(pattern, Chars):
-        return "[" + "".join(f"{_escaped(first)}-{_escaped(last)}" for first, last in pattern.ranges) + "]"
+        is_negated = pattern.ranges[-1][1] == _LAST  # the library is far slower with long classes
+        ranges = complement(pattern.ranges) if is_negated else pattern.ranges
+        if is_negated and not ranges:
+            ranges = ((0, _LAST),)
+            is_negated = False
+        body = "".join(f"{_escaped(first)}-{_escaped(last)}" for first, last in ranges)
+        return f"[{'^' if is_negated else ''}{body}]"
     if isinstance(pattern, Repeat):
         times = f"{{{pattern.low},{'' if pattern.high is None else pattern.high}}}"
         return f"({_ebnf(pattern.part, names)}){times}"

@@ -7,7 +7,7 @@ the same in all of them. Characters are code points, never surrogates.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.limits import MAX_SIZE
@@ -27,6 +27,7 @@ __all__ = [
     "is_nullable",
     "normalise",
     "size_of",
+    "tidy",
     "to_rust",
     "walk",
     "without_empty",
@@ -35,6 +36,7 @@ __all__ = [
 Ranges = tuple[tuple[int, int], ...]  # code points, ascending, disjoint, ends included
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
+_MAX_PARTS = 16  # in a row, for `tidy`
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,21 @@ def without_empty(pattern: Pattern) -> Pattern | None:
         if (first := without_empty(part)) is not None:  # in a row: the first that is not empty, and what follows it
             kept.append(concat([first, *following]))
     return Choice(tuple(kept)) if kept else None
+
+
+def tidy(pattern: Pattern) -> Pattern:
+    """The same members, without repetitions of what may be empty: parsers try those in too many ways."""
+    if isinstance(pattern, Concat):
+        return concat([tidy(part) for part in pattern.parts])
+    if isinstance(pattern, Choice):
+        return Choice(tuple(tidy(part) for part in pattern.parts))
+    if not isinstance(pattern, Repeat):
+        return pattern
+    part = tidy(pattern.part)
+    if not is_nullable(part) or any(len(children(inner)) > _MAX_PARTS for inner in walk(part)):
+        return replace(pattern, part=part)
+    kept = without_empty(part)
+    return EMPTY if kept is None else Repeat(kept, 0, pattern.high)
 
 
 def to_rust(pattern: Pattern) -> str:

@@ -1,7 +1,7 @@
-"""xgrammar: EBNF above all (compiled in milliseconds, masks in microseconds), JSON schemas where it is named.
+"""xgrammar: EBNF, regular expressions and JSON schemas, where it is named.
 
 The library lets special tokens pass inside text and fails on a fill after the end: masks are cut to the vocabulary's
-text, and nothing is asked after the end. Its import costs a second, so it happens with the first grammar.
+text, and nothing is asked after the end. Its import costs a second, so it happens with the first grammar that needs it.
 """
 
 from __future__ import annotations
