@@ -39,7 +39,7 @@ class Number:
     @property
     def expected(self) -> str:
         left = "(" if self.open_low else "["
-        return f"{left}{self.low:g}, {self.high:g}]" if self.high != math.inf else f"{left}{self.low:g}, inf)"
+        return f"{left}{self.low:g}, {self.high:g}]" if self.high != math.inf else f"{left}{self.low:g}, 3.4e38]"
 
     @property
     def off(self) -> tuple[Any, ...]:
@@ -187,7 +187,10 @@ class Bias:
             if isinstance(number, float) and number == -math.inf:
                 bias[token] = number
             else:
-                bias[token] = check_number(f"{field}[{token}]", number, -100.0, 100.0)
+                try:
+                    bias[token] = check_number(f"{field}[{token}]", number, -100.0, 100.0)
+                except RequestError as error:
+                    raise RequestError(error.field, number, "a number in [-100, 100], or -inf") from None
         return {token: number for token, number in sorted(bias.items()) if number != 0.0}
 
 

@@ -23,6 +23,16 @@ from decodex.batch import Rows
 from decodex.errors import RequestError
 from decodex.features.pipeline import build_features
 from decodex.features.vocabulary import Vocabulary
+from decodex.functional_checks import (
+    MAX_POSITION,
+    checked_logits,
+    checked_params,
+    drawn_seed,
+    histories_of,
+    integers,
+    known_tokenizer,
+    prompts_of,
+)
 from decodex.kernels import sampling as _sampling
 from decodex.kernels.bitmask import apply_token_bitmask_
 from decodex.kernels.rng import seed_bits
@@ -97,12 +107,14 @@ def sample(
 ) -> Tensor:
     """Tokens [L] int64 for logits [L, V] (any floating dtype, not modified): steps 2 to 8 of the row pipeline.
 
-    `params`: for all rows, or one for each; `seed` is taken from there (None is 0) and the noise of a row depends on
-    (seed, position, token) only. `token_ids`: the tokens before each row, which penalties and bans look at;
-    `num_prompt_tokens`: how many of them are the prompt's, needed by what looks at the output alone. `positions` [L]:
-    absolute positions of the tokens that are drawn, default len(token_ids[l]). `tokenizer`: needed by bad_words,
-    min_tokens, max_thinking_tokens and DRY's breakers. A row with nothing left is -1.
-    Raises RequestError for a parameter that needs what was not given.
+    `params`: for all rows, or one for each. The noise of a row depends on (seed, position, token) only, so rows that
+    share a seed and a position share their noise; without a seed each row's is drawn anew. `token_ids`: the tokens
+    before each row, which penalties and bans look at; `num_prompt_tokens`: how many of them are the prompt's, needed by
+    what looks at the output alone. `positions` [L]: absolute positions of the tokens that are drawn, default
+    len(token_ids[l]). `tokenizer` (decodex's, or a fast one of transformers): needed by bad_words, min_tokens,
+    max_thinking_tokens and DRY's breakers. Custom processors are called as they are, without copies: what they
+    remember is the caller's. What only ends or reports an output (n, stop, max_tokens, logprobs) is not looked at.
+    A row with nothing left is -1. Raises RequestError naming the argument, or the parameter that needs another one.
     """
     logits, rows = _prepared(logits, params, token_ids, num_prompt_tokens, positions, tokenizer)
     return _sampling.sample_rows(logits, rows)
@@ -118,8 +130,10 @@ def process_(
     tokenizer: Tokenizer | None = None,
 ) -> Tensor:
     """Steps 2 to 4 in place on logits [L, V] fp32: masks, penalties, custom processors. Arguments as for `sample`."""
-    each = _one_each(params, len(logits))
-    _apply_features_(logits, each, _histories(token_ids, each), num_prompt_tokens, tokenizer)
+    logits = checked_logits(logits, in_place=True)
+    each = checked_params(params, len(logits))
+    histories = histories_of(token_ids, each, logits.shape[1])
+    _apply_features_(logits, each, histories, num_prompt_tokens, known_tokenizer(tokenizer, each))
     return logits
 
 
@@ -130,7 +144,8 @@ def truncate_(logits: Tensor, params: Params, *, positions: Sequence[int] | Tens
     A softmax of the result is the distribution that step 8 draws from; T = 0 leaves 0 at the arg-max. `positions` [L]
     are only looked at by XTC, whose coin they and the seed decide (default 0).
     """
-    each = _one_each(params, len(logits))
+    logits = checked_logits(logits, in_place=True)
+    each = checked_params(params, len(logits))
     return _sampling.truncate_(logits, _sampling_rows(each, positions, [0] * len(each), logits.device))
 
 
@@ -141,10 +156,12 @@ def gumbel_argmax(logits: Tensor, seeds: Sequence[int] | Tensor, positions: Sequ
     `seeds`: [L] ints in [-2^63, 2^64) or int64; `positions`: [L] ints from 0. A draw from softmax(logits) without
     temperature or truncation, and the noise that `sample` and the engine use for the same seed and position.
     """
-    if not isinstance(seeds, Tensor):
-        seeds = torch.tensor([seed_bits(seed) for seed in seeds], dtype=torch.int64)
-    places = torch.as_tensor(positions, dtype=torch.int64)
-    return _sampling.gumbel_argmax(logits, seeds.to(logits.device), places.to(logits.device))
+    logits = checked_logits(logits, in_place=True)
+    bits = [seed_bits(seed) for seed in integers("seeds", seeds, len(logits), -(2**63), 2**64 - 1)]
+    places = integers("positions", positions, len(logits), 0, MAX_POSITION)
+    device = logits.device
+    seeds_of, places_of = torch.tensor(bits, dtype=torch.int64), torch.tensor(places, dtype=torch.int64)
+    return _sampling.gumbel_argmax(logits, seeds_of.to(device), places_of.to(device))
 
 
 @_whatever_the_defaults
@@ -168,6 +185,8 @@ def apply_penalties_(
         frequency_penalty=frequency_penalty,
         presence_penalty=presence_penalty,
     )
+    if len(prompt_ids) != len(output_ids):
+        raise RequestError("output_ids", f"{len(output_ids)} lists", f"one for each of the {len(prompt_ids)} prompts")
     histories = [[*prompt, *output] for prompt, output in zip(prompt_ids, output_ids, strict=True)]
     return process_(logits, params, token_ids=histories, num_prompt_tokens=[len(prompt) for prompt in prompt_ids])
 
@@ -182,39 +201,6 @@ def _vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> Vocabulary:
     return known[vocab_size]
 
 
-def _one_each(params: Params, num_rows: int) -> list[SamplingParams]:
-    each = [params] * num_rows if isinstance(params, SamplingParams) else list(params)
-    if len(each) != num_rows:
-        raise RequestError("params", f"{len(each)} items", f"one, or one for each of the {num_rows} rows")
-    for item in each:
-        if item.structured_outputs is not None:
-            hint = "apply_token_bitmask_ takes a matcher's masks"
-            raise RequestError("structured_outputs", item.structured_outputs, "to be absent outside of an engine", hint)
-    return each
-
-
-def _histories(token_ids: Sequence[Sequence[int]] | None, params: list[SamplingParams]) -> list[list[int]]:
-    if token_ids is not None:
-        if len(token_ids) != len(params):
-            raise RequestError("token_ids", f"{len(token_ids)} lists", f"one for each of the {len(params)} rows")
-        return [list(tokens) for tokens in token_ids]
-    for item in params:
-        for name in ("dry_multiplier", "no_repeat_ngram_size", "bad_words", "max_thinking_tokens", "min_tokens"):
-            if getattr(item, name):
-                raise RequestError(name, getattr(item, name), "token_ids, which it looks at")
-        if item.has_penalties or item.logits_processors:
-            name = "penalties" if item.has_penalties else "logits_processors"
-            raise RequestError(name, "a value", "token_ids, which they look at")
-    return [[] for _ in params]
-
-
-def _refuse_output_rules(params: list[SamplingParams]) -> None:
-    for item in params:
-        for name in ("frequency_penalty", "presence_penalty", "bad_words", "max_thinking_tokens", "min_tokens"):
-            if getattr(item, name):
-                raise RequestError("num_prompt_tokens", None, f"a number: {name} looks at the output alone")
-
-
 def _apply_features_(
     logits: Tensor,
     params: list[SamplingParams],
@@ -222,18 +208,16 @@ def _apply_features_(
     num_prompt_tokens: int | Sequence[int] | None,
     tokenizer: Tokenizer | None,
 ) -> None:
-    if num_prompt_tokens is None:
-        _refuse_output_rules(params)
-    if isinstance(num_prompt_tokens, int):
-        num_prompt_tokens = [num_prompt_tokens] * len(params)
-    prompts = [len(tokens) for tokens in histories] if num_prompt_tokens is None else list(num_prompt_tokens)
+    prompts = prompts_of(num_prompt_tokens, histories, params)
     vocabulary = _vocabulary(tokenizer, logits.shape[1])
     features = build_features(vocabulary)
     sequences = []
     for slot, item in enumerate(params):
         if item.min_tokens and not item.ignore_eos and not vocabulary.eos_token_ids:
-            raise RequestError("min_tokens", item.min_tokens, "a tokenizer, which knows the end of sequence")
-        processors = ProcessorSet((), item.logits_processors or ()) if item.logits_processors else None
+            raise RequestError("min_tokens", item.min_tokens, "a tokenizer whose end of sequence the logits have")
+        processors = None
+        if item.logits_processors:
+            processors = ProcessorSet((), item.logits_processors, is_copied=False)
         sequences.append(_Row(histories[slot], prompts[slot], processors))
         for feature in features:
             feature.check(item)
@@ -263,9 +247,9 @@ def _sampling_rows(
 ) -> _sampling.SamplingRows:
     lines = SlotParams(len(params), exempt)
     for slot, item in enumerate(params):
-        lines.write(slot, item, item.seed or 0)
-    places = torch.as_tensor(default if positions is None else positions, dtype=torch.int64)
-    return lines.rows(torch.arange(len(params)), places.cpu(), device)
+        lines.write(slot, item, drawn_seed(item))
+    places = default if positions is None else integers("positions", positions, len(params), 0, MAX_POSITION)
+    return lines.rows(torch.arange(len(params)), torch.tensor(places, dtype=torch.int64), device)
 
 
 def _prepared(
@@ -277,9 +261,11 @@ def _prepared(
     tokenizer: Tokenizer | None,
 ) -> tuple[Tensor, _sampling.SamplingRows]:
     """Logits after step 4 in a tensor of their own, and the numbers of the steps behind."""
-    each = _one_each(params, len(logits))
-    histories = _histories(token_ids, each)
-    logits = logits.to(torch.float32, copy=True)
+    logits = checked_logits(logits, in_place=False)
+    each = checked_params(params, len(logits))
+    histories = histories_of(token_ids, each, logits.shape[1])
+    tokenizer = known_tokenizer(tokenizer, each)
+    logits = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     _apply_features_(logits, each, histories, num_prompt_tokens, tokenizer)
     exempt: list[int] = []
     if tokenizer is not None:

@@ -200,7 +200,7 @@ class SamplingParams:
     )
     logit_bias: dict[int, float] | None = option(
         default=None,
-        help="added to the logits of token ids; -inf bans",
+        help="added to the logits of token ids; -inf (in JSON -Infinity) bans",
         check=Bias(),
         metavar="JSON",
         step="2 masks",
@@ -216,7 +216,7 @@ class SamplingParams:
     )
     bad_words: tuple[str, ...] | list[str] | str | None = option(
         default=None,
-        help="texts that the output never contains, however it is cut into tokens",
+        help="texts that the output never contains, however it is cut into tokens; at most 8192 bytes together",
         metavar="STR",
         check=Texts(MAX_WORDS, MAX_WORD_LENGTH, is_shown=True),
         step="2 masks",
@@ -231,7 +231,7 @@ class SamplingParams:
     )
     min_tokens: int = option(
         default=0,
-        help="no end of sequence, stop token or stop string before this many tokens",
+        help="no end of sequence, stop token or stop string within this many tokens; at most max_tokens",
         check=Int(0, optional=False),
         step="2 masks",
         formula="-inf for end of sequence and stop_token_ids",
@@ -267,7 +267,7 @@ class SamplingParams:
     )
     stop: tuple[str, ...] | list[str] | str | None = option(
         default=None,
-        help="strings that end the text where they appear",
+        help="strings that end the text where they appear; one that ends within min_tokens stays in the text",
         metavar="STR",
         check=Texts(64, 1024),
         step="end",
@@ -276,14 +276,18 @@ class SamplingParams:
         default=None, help="token ids that end the sequence", metavar="ID", check=TokenIds(), step="end"
     )
     include_stop_str_in_output: bool = option(
-        default=False, help="keep the stop string or stop token in the text", check=Flag(), step="end"
+        default=False,
+        help="keep the stop string or stop token in the text (a special token only without skip_special_tokens)",
+        check=Flag(),
+        step="end",
     )
     ignore_eos: bool = option(
         default=False, help="generate past the model's end of sequence", check=Flag(), step="end"
     )
     repetition_stop: int | None = option(
         default=None,
-        help="end the output when its last tokens are one pattern this many times; 0 is off, 4 is a good value",
+        help="end the output when its last tokens are one pattern this many times, after min_tokens; 0 is off, 4 is a "
+        "good value",
         check=Int(2, off_values=(0,)),
         step="end",
         formula="the last max(count * period, span) output tokens have the period; stop_reason is 'repetition'",
@@ -304,7 +308,8 @@ class SamplingParams:
     )
     logprobs: int | None = option(
         default=None,
-        help="return the chosen token's log-probability and this many most likely ones; -1 is all",
+        help="return the chosen token's log-probability and this many most likely ones; -1 is all tokens that the "
+        "tokenizer has",
         check=Int(-1),
         step="output",
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 import torch
+import transformers
 from fakes import TextTokenizer, hash_logits
 from feature_oracle import expected, expected_logits, row_parameters
 
@@ -84,11 +86,24 @@ def test_bitmask():
 @pytest.mark.parametrize(
     ("params", "options", "field"),
     [
-        ({"repetition_penalty": 2.0}, {}, "penalties"),
+        ({"repetition_penalty": 2.0}, {}, "repetition_penalty"),
         ({"bad_words": ["a"]}, {}, "bad_words"),
         ({"frequency_penalty": 1.0}, {"token_ids": [[1]]}, "num_prompt_tokens"),
-        ({"bad_words": ["a"]}, {"token_ids": [[1]], "num_prompt_tokens": 1}, "bad_words"),
-        ({"min_tokens": 1}, {"token_ids": [[1]], "num_prompt_tokens": 1}, "min_tokens"),
+        ({"bad_words": ["a"]}, {"token_ids": [[1]], "num_prompt_tokens": 1}, "tokenizer"),
+        ({"min_tokens": 1}, {"token_ids": [[1]], "num_prompt_tokens": 1}, "tokenizer"),
+        ({"dry_multiplier": 1.0}, {"token_ids": [[1]]}, "tokenizer"),
+        ({"bad_words": ["a"]}, {"token_ids": [[1]], "num_prompt_tokens": 1, "tokenizer": "x"}, "tokenizer"),
+        ({"frequency_penalty": 1.0}, {"token_ids": [[1]], "num_prompt_tokens": 2}, "num_prompt_tokens"),
+        ({"frequency_penalty": 1.0}, {"token_ids": [[1]], "num_prompt_tokens": [-1]}, "num_prompt_tokens"),
+        ({"frequency_penalty": 1.0}, {"token_ids": [[1]], "num_prompt_tokens": [1, 1]}, "num_prompt_tokens"),
+        ({}, {"token_ids": [[1.5]]}, "token_ids[0]"),
+        ({}, {"token_ids": [[12]]}, "token_ids[0]"),
+        ({}, {"token_ids": [2**40]}, "token_ids[0]"),
+        ({}, {"token_ids": "a"}, "token_ids"),
+        ({}, {"positions": [1.7]}, "positions"),
+        ({}, {"positions": [-1]}, "positions"),
+        ({}, {"positions": torch.tensor([2**32 + 1])}, "positions"),
+        ({"structured_outputs": {"regex": "a"}}, {}, "structured_outputs"),
         ({"logit_bias": {12: 1}}, {}, "logit_bias[12]"),
         ({}, {"token_ids": [[1], [2]]}, "token_ids"),
     ],
@@ -141,3 +156,66 @@ def test_the_defaults_of_a_script_change_nothing():
         assert one.dtype == other.dtype
         assert one.device.type == "cpu"
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "logits", [torch.zeros(12), torch.zeros(2, 0), torch.zeros(2, 12).long(), [[0.0]], torch.zeros(2, 12).to_sparse()]
+)
+def test_what_are_no_logits(logits):
+    calls = [
+        lambda: functional.sample(logits, SamplingParams()),
+        lambda: functional.process_(logits, SamplingParams()),
+        lambda: functional.truncate_(logits, SamplingParams()),
+        lambda: functional.gumbel_argmax(logits, [1, 2], [1, 2]),
+    ]
+    for call in calls:
+        with pytest.raises(RequestError, match=r"^logits: got"):
+            call()
+
+
+def test_what_changes_in_place_has_rows_of_its_own():
+    shared = torch.zeros(1, 6).expand(3, 6)
+    with pytest.raises(RequestError, match="overlap"):
+        functional.process_(shared, SamplingParams(logit_bias={1: 2.0}))
+    tokens = functional.sample(shared, SamplingParams(logit_bias={1: 50.0}, seed=1))
+    assert tokens.tolist() == [1, 1, 1]
+    assert not shared.any()
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 1.5])
+def test_seeds_have_a_range(seed):
+    with pytest.raises(RequestError, match="seeds"):
+        functional.gumbel_argmax(torch.zeros(1, 6), [seed], [0])
+
+
+def test_rows_without_a_seed_are_drawn_anew():
+    logits = torch.zeros(8, 5000)
+    first, second = (functional.sample(logits, SamplingParams()).tolist() for _ in range(2))
+    assert len(set(first)) > 1
+    assert first != second
+    again = [functional.sample(logits, SamplingParams(seed=3)).tolist() for _ in range(2)]
+    assert again[0] == again[1]
+    assert len(set(again[0])) == 1
+
+
+def test_a_processor_that_remembers_is_the_callers():
+    class Counter:
+        count = 0
+
+        def apply(self, logits, rows):
+            self.count += 1
+            logits[:, self.count] = 100.0
+
+    params = SamplingParams(temperature=0.0, logits_processors=[Counter()])
+    found = [functional.sample(torch.zeros(1, 9), params, token_ids=[[1]]).item() for _ in range(3)]
+    assert found == [1, 2, 3]
+
+
+def test_a_tokenizer_of_transformers(tmp_path):
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"</s>": 0, "a": 1, "b": 2}, unk_token="</s>"))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    params = SamplingParams(temperature=0.0, bad_words=["ba"], min_tokens=5)
+    logits = torch.tensor([[9.0, 5.0, 1.0]])
+    sampled = functional.sample(logits, params, token_ids=[[1, 2]], num_prompt_tokens=1, tokenizer=fast)
+    assert sampled.tolist() == [2]  # the end comes too early, and `a` would complete the word

@@ -1,8 +1,8 @@
 """Command line flags made from the definitions (`SamplingParams`, `EngineConfig`): one flag for each field.
 
 A flag that is not given is not passed on, so defaults live in the definition alone. Lists are written by repeating
-the flag or as JSON (`--stop '["a", "b"]'`), token ids also with commas, mappings as JSON; `none` is None where the field
-allows it.
+the flag or as JSON (`--stop '["a", "b"]'`), token ids also with commas, mappings as JSON; `none` is None where the
+field allows it.
 """
 
 from __future__ import annotations
