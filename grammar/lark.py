@@ -6,6 +6,7 @@ import re
 
 from decodex.grammar.ebnf import Rules
 from decodex.grammar.errors import ConstraintError
+from decodex.grammar.lexemes import Quoted, pieces, quoted_texts
 from decodex.grammar.limits import MAX_NESTING, MAX_REPETITION, check_text
 from decodex.grammar.pattern import Chars, Choice, Concat, Pattern, Repeat, Rule, Text, complement, to_rust
 
@@ -51,9 +52,9 @@ def print_lark(rules: Rules) -> str:
     """Our rules as a Lark grammar with one terminal per character class.
 
     The library's lexer takes the longest match, which would make a longer terminal swallow what follows it; one
-    character is always the longest match of itself.
+    character is always the longest match of itself (quoted texts are longer where that is safe, see `lexemes`).
     """
-    printer = LarkPrinter([name for name, _ in rules.rules])
+    printer = LarkPrinter([name for name, _ in rules.rules], quoted=quoted_texts(p for _, p in rules.rules))
     lines = [f"{printer.names[name]}: {printer.print(pattern)}" for name, pattern in rules.rules]
     terminals = [f"{name}: /{regex}/" for regex, name in printer.terminals.items()]
     return "\n".join(["start: r0", *lines, *terminals, ""])
@@ -62,9 +63,10 @@ def print_lark(rules: Rules) -> str:
 class LarkPrinter:
     """Prints patterns; collects their terminals (regex -> name). prefix: of the names of rules."""
 
-    def __init__(self, names: list[str], prefix: str = "r") -> None:
+    def __init__(self, names: list[str], prefix: str = "r", quoted: frozenset[Quoted] = frozenset()) -> None:
         self.names = {name: f"{prefix}{'' if prefix == 'r' else '_'}{index}" for index, name in enumerate(names)}
         self._prefix = prefix.upper()
+        self._quoted = quoted
         self.terminals: dict[str, str] = {}
 
     def print(self, pattern: Pattern) -> str:
@@ -78,12 +80,14 @@ class LarkPrinter:
         if isinstance(pattern, Repeat):
             times = f"{{{pattern.low},{'' if pattern.high is None else pattern.high}}}"
             return f"({self.print(pattern.part)}){times}"
-        parts = [self.print(part) for part in pattern.parts]
         if isinstance(pattern, Choice):
-            return f"({' | '.join(parts)})"
-        return " ".join(parts) or '""'
+            return f"({' | '.join(self.print(part) for part in pattern.parts)})"
+        return " ".join(self._piece(piece) for piece in pieces(pattern, self._quoted)) or '""'
 
-    def _terminal(self, pattern: Text | Chars) -> str:
+    def _piece(self, piece: Pattern | Quoted) -> str:
+        return self._terminal(piece.pattern) if isinstance(piece, Quoted) else self.print(piece)
+
+    def _terminal(self, pattern: Pattern) -> str:
         regex = to_rust(pattern)
         return self.terminals.setdefault(regex, f"{self._prefix}_T{len(self.terminals)}")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 
 import pytest
 from grammar.toy import accepts, check_finite, compiled
 
+from decodex.grammar.ebnf import parse_ebnf
 from decodex.grammar.errors import ConstraintError
+from decodex.grammar.lexemes import quoted_texts
 
 BALANCED = 'root ::= "(" root ")" root | ""'
 SUMS = """
@@ -63,6 +66,51 @@ def test_languages(backend: str, grammar: str, alphabet: str, is_member) -> None
         for signs in itertools.product(alphabet, repeat=length):
             text = "".join(signs)
             assert accepts(compiled_grammar, text) == is_member(text), text
+
+
+TEXTS = r"""
+root ::= "[" (item ("," item)*)? "]"
+item ::= root | "\"" ([^"\\] | "\\" (["\\] | "u" [0-9]{2}))* "\"" | "'" [a]{1,2} "'"
+"""
+
+
+def is_text_list(text: str) -> bool:
+    item = r"""(?:"(?:[^"\\]|\\(?:["\\]|u[0-9]{2}))*"|'a{1,2}')"""
+    while True:
+        shorter = re.sub(rf"\[(?:{item}(?:,{item})*)?\]", '""', text)
+        if shorter == text:
+            return False
+        if shorter == '""':
+            return True
+        text = shorter
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_quoted_texts_in_a_recursive_grammar(backend: str) -> None:
+    """They become single terminals for llguidance; members stay the same."""
+    grammar = compiled("grammar", TEXTS, backend)
+    rng = random.Random(4)
+    texts = {"[]", '["[",[]]', '["\\""]', '["a\\u01"]', '["a\\u0"]', "['aa','a']", "['aaa']", '["]', '["""]', '[""""]'}
+    for _ in range(1500):
+        texts.add("[" + "".join(rng.choice('[],""\\\'au01') for _ in range(rng.randint(0, 7))) + "]")
+    for text in sorted(texts):
+        assert accepts(grammar, text) == is_text_list(text), text
+
+
+@pytest.mark.parametrize(
+    ("text", "num_quoted"),
+    [
+        (TEXTS, 2),
+        ('root ::= "<" [^>]* ">" root?', 1),
+        ('root ::= "<" [^>]* ">" root? | "<" "a"', 0),  # the sign opens something else too
+        ('root ::= "<" [^>]* ">" root? | "<" [a]* ">"', 0),  # two kinds with one sign
+        ('root ::= "<" .* ">" root?', 0),  # the end is no end
+        ('root ::= "<" ("a" | "ab")* ">" root?', 0),  # no prefix code
+        ('root ::= "<" ("a" | root)* ">"', 0),  # not regular
+    ],
+)
+def test_which_quoted_texts_are_terminals(text: str, num_quoted: int) -> None:
+    assert len(quoted_texts(pattern for _, pattern in parse_ebnf(text).rules)) == num_quoted
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance", "outlines"])
