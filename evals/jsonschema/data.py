@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evals.jsonschema import forms
+    from evals.jsonschema import forms, mutate
 else:
     import forms
+    import mutate
 
 __all__ = ["BUILD", "SPLITS", "Case", "bench_cases", "suite_cases"]
 
@@ -31,6 +32,7 @@ class Case:
     schema: Any
     texts: list[tuple[tuple[str, ...], bool]]
     relabelled: int = 0  # instances whose form is another value for the schema's draft (12.0 written as 12)
+    mutants: tuple[str, ...] = ()  # further texts that are no members (mutate.py)
 
 
 def case_of(name: str, schema: Any, tests: list[dict[str, Any]]) -> Case:
@@ -44,7 +46,8 @@ def case_of(name: str, schema: Any, tests: list[dict[str, Any]]) -> Case:
             is_valid = order.validator.is_valid(json.loads(form))
             relabelled += is_valid
         texts.append(((form,) if is_valid else tuple(dict.fromkeys((form, own))), is_valid))
-    return Case(name, schema, texts, relabelled)
+    values = [test["data"] for test in tests if test["valid"]]
+    return Case(name, schema, texts, relabelled, tuple(mutate.invalid_texts(order, values, forms.spelled)))
 
 
 def bench_cases(folder: pathlib.Path, split: str, every: int = 1) -> Iterator[Case]:

@@ -162,8 +162,11 @@ class KeyOrder:
 
     def _keys(self, value: dict[str, Any], schemas: list[tuple[Any, dict[str, Any]]]) -> list[str]:
         names = [name for _, schema in schemas for name in schema.get("properties", {})]
-        for _, schema in schemas:
+        for validator, schema in schemas:
             names += mentioned(schema)
+            if "propertyNames" in schema:
+                inner = self._closure("", [self._at(validator, schema["propertyNames"])], 0)
+                names += [name for _, one in inner for name in one.get("enum", ()) if isinstance(name, str)]
         for _, schema in schemas:
             patterns = schema.get("patternProperties", {})
             names += [key for key in value if any(found_in(pattern, key) for pattern in patterns)]

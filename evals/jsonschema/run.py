@@ -4,7 +4,8 @@
     .venv/bin/python evals/jsonschema/run.py --check [--every 7]  # fails where a verdict of `auto` flipped
 
 Every schema gets one letter per backend: `=` compiled and every instance judged right, `r` refused, `t` refused by
-time, `A` some invalid instance accepted, `R` some valid instance rejected in the one JSON form, `B` both. The letters
+time, `A` some invalid instance accepted, `R` some valid instance rejected in the one JSON form, `B` both, `M` all given
+instances judged right but one of their invalid mutants accepted (mutate.py). The letters
 of each split are one string in the results, in the order of the data.
 """
 
@@ -42,7 +43,7 @@ def judged(cases: Iterable[data.Case], backend: str, judge: worker.Worker | None
         letter, detail = judge.verdict(backend, case) if judge else worker.verdict_of(backend, case)
         letters.append(letter)
         relabelled += case.relabelled
-        if letter in "ARB":
+        if letter in "ARBM":
             wrong[case.name] = f"{letter}: {detail}"
         elif letter != worker.RIGHT:
             reasons[re.sub(r"'.*?'|\".*?\"|[0-9]+", "_", detail)[:100]] += 1
@@ -54,7 +55,8 @@ def summary(letters: str) -> dict[str, int]:
     """Counts of one string of letters."""
     return {
         "schemas": len(letters),
-        "right": letters.count("="),
+        "right": letters.count("=") + letters.count("M"),
+        "right_with_mutants": letters.count("="),
         "refused": letters.count("r") + letters.count("t"),
         "wrong_accept": letters.count("A") + letters.count("B"),
         "wrong_reject": letters.count("R") + letters.count("B"),
@@ -74,9 +76,12 @@ def totals(results: dict[str, Any]) -> dict[str, Any]:
             backend: summary("".join(results[split][backend]["letters"] for split in splits))
             for backend in results[splits[0]]
         }
-        best = max((counts[b]["right"] for b in LIBRARIES if b in counts), default=0)
         accepted = counts["auto"]["schemas"] - counts["auto"]["refused"]
-        found[name] = {**counts, "accepted_over_best": round(accepted / best, 4) if best else None}
+        ratios = {
+            f"accepted_over_best_{kind}": round(accepted / max(1, *(counts[b][kind] for b in LIBRARIES)), 4)
+            for kind in ("right", "right_with_mutants")
+        }
+        found[name] = {**counts, **ratios}
     return found
 
 

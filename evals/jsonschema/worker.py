@@ -13,7 +13,7 @@ else:
 
 __all__ = ["RIGHT", "Worker", "verdict_of"]
 
-RIGHT, REFUSED, SLOW, ACCEPTS, REJECTS, BOTH = "=rtARB"
+RIGHT, REFUSED, SLOW, ACCEPTS, REJECTS, BOTH, MUTANT = "=rtARBM"
 
 
 def verdict_of(backend: str, case: Case, limit: int | None = None) -> tuple[str, str]:
@@ -28,8 +28,11 @@ def verdict_of(backend: str, case: Case, limit: int | None = None) -> tuple[str,
             rejects.append(i)
         if not is_valid and any(judge(form) for form in forms):
             accepts.append(i)
+    if not accepts and not rejects:
+        texts = [text for text in case.mutants[:limit] if judge(text)]
+        return (MUTANT, f"accepts {texts[0][:200]}") if texts else (RIGHT, "")
     letter = BOTH if accepts and rejects else ACCEPTS if accepts else REJECTS if rejects else RIGHT
-    return letter, f"wrong accepts {accepts}, wrong rejects {rejects}" if letter != RIGHT else ""
+    return letter, f"wrong accepts {accepts}, wrong rejects {rejects}"
 
 
 def _serve(pipe: Any) -> None:

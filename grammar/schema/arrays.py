@@ -67,7 +67,7 @@ def _containing(shape: Shape, wanted: list[tuple[Lit, int, int]], solver: Solver
     for lit, least, start in wanted:
         found = []
         for prefix, rest, low, high in shapes:
-            if start >= len(prefix) and lit in rest:  # every further item is so
+            if start >= len(prefix) and _all_are(rest, lit, solver):
                 found.append((prefix, rest, max(low, start + least), high))
                 continue
             end = high if high is not None else len(prefix) if rest == FALSE or solver.is_empty(rest) else None
@@ -84,6 +84,11 @@ def _containing(shape: Shape, wanted: list[tuple[Lit, int, int]], solver: Solver
                     found.append((longer, rest, max(low, position + 1), high))
         shapes = found
     return shapes
+
+
+def _all_are(rest: Key, lit: Lit, solver: Solver) -> bool:
+    """Whether every further item is so anyway: then only their number matters."""
+    return lit in rest or solver.is_empty(conjoined([*rest, Lit(lit.node, not lit.is_positive)]))
 
 
 def _cells(shape: Shape, is_unique: bool, solver: Solver) -> list[Cell]:

@@ -8,8 +8,7 @@ from math import lcm
 from typing import Any
 
 from decodex.grammar.errors import ConstraintError
-from decodex.grammar.schema.nodes import TYPES, Lit, Node, ObjectPart, Part
-from decodex.grammar.schema.values import key_of
+from decodex.grammar.schema.nodes import TYPES, Lit, Members, Node, ObjectPart, Part, key_of
 
 __all__ = ["FALSE", "TRUE", "Conjunction", "Key", "conjoined"]
 
@@ -93,11 +92,11 @@ class Conjunction:
             self.is_integer = True
         self.types &= names | {"number"} if "integer" in names else names
 
-    def _add_enum(self, values: list[Any]) -> None:
-        if self.enum is not None:
-            known = {key_of(value) for value in self.enum}
-            values = [value for value in values if key_of(value) in known]
-        self.enum = values
+    def _add_enum(self, values: Members) -> None:
+        if self.enum is None:
+            self.enum = values
+        else:
+            self.enum = [value for value in self.enum if key_of(value) in values.keys]
 
     def _add_low(self, bound: tuple[float, bool]) -> None:
         if self.low is None or bound > self.low:

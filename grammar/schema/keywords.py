@@ -10,7 +10,7 @@ from typing import Any
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.schema.ecma import RegexError
 from decodex.grammar.schema.formats import FORMATS, NOT_REGULAR
-from decodex.grammar.schema.nodes import TYPES, Lit, Node, ObjectPart, refuse
+from decodex.grammar.schema.nodes import TYPES, Lit, Members, Node, ObjectPart, refuse
 from decodex.grammar.schema.patterns import whole_regexes
 
 __all__ = ["KEYWORDS", "Reader"]
@@ -90,10 +90,10 @@ class Reader:
     def enumeration(self) -> None:
         if not isinstance(self.schema["enum"], list) or not self.schema["enum"]:
             raise self.wrong("enum", "a list that is not empty")
-        self.add("enum", self.schema["enum"])
+        self.add("enum", Members(self.schema["enum"]))
 
     def constant(self) -> None:
-        self.add("enum", [self.schema["const"]])
+        self.add("enum", Members([self.schema["const"]]))
 
     def lower(self) -> None:
         self.bound("minimum", "exclusiveMinimum", "low")

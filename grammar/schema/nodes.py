@@ -6,12 +6,13 @@ another node or its negation, `any`/`one` offer alternatives. A node says all of
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from decodex.grammar.errors import ConstraintError
 
-__all__ = ["TYPES", "Lit", "Node", "ObjectPart", "Part", "refuse"]
+__all__ = ["TYPES", "Lit", "Members", "Node", "ObjectPart", "Part", "key_of", "refuse"]
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 
@@ -45,6 +46,25 @@ class ObjectPart(NamedTuple):
     names: dict[str, Lit]
     patterns: tuple[tuple[tuple[str, ...], Lit], ...]
     other: Lit | None
+
+
+def key_of(value: Any) -> Hashable:
+    """Equal keys for values that JSON Schema calls equal (1 and 1.0 are, 1 and true are not)."""
+    if isinstance(value, bool) or value is None:
+        return ("literal", value)
+    if isinstance(value, list):
+        return ("array", tuple(map(key_of, value)))
+    if isinstance(value, dict):
+        return ("object", frozenset((name, key_of(item)) for name, item in value.items()))
+    return value if isinstance(value, str) else ("number", value)
+
+
+class Members(list[Any]):
+    """The values of an enum; `keys` are theirs."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        super().__init__(values)
+        self.keys = frozenset(map(key_of, self))
 
 
 def refuse(node: Node | str, keyword: str, reason: str) -> ConstraintError:

@@ -35,7 +35,12 @@ def whole_regexes(pattern: str) -> tuple[str, ...]:
         raise RegexError("it is catastrophic: a text can be matched in exponentially many ways")
     looks, tree = leading_looks(tree)
     found = [closed_right(closed_left(tree))] + [closed_right(look) for look in looks]
-    return tuple(f"^(?:{spelling(part)})$" for part in found if part not in (REST, Cat((REST,))))
+    return tuple(f"^(?:{spelling(part)})$" for part in found if not is_anything(part))
+
+
+def is_anything(tree: Part) -> bool:
+    """Whether the tree is "anything" as often as you like."""
+    return tree == REST or (isinstance(tree, Cat) and bool(tree.parts) and all(map(is_anything, tree.parts)))
 
 
 def leading_looks(tree: Part) -> tuple[list[Part], Part]:
@@ -60,7 +65,7 @@ def closed_left(tree: Part) -> Part:
         return Cat(rest)
     if parts and isinstance(parts[0], (Alt, Cat)) and has_anchor(parts[0], Start):
         return Cat((closed_left(parts[0]), *parts[1:]))
-    return Cat((REST, *parts)) if parts not in ((), (REST,)) else REST
+    return Cat((REST, *trimmed(parts)))
 
 
 def closed_right(tree: Part) -> Part:
@@ -75,7 +80,18 @@ def closed_right(tree: Part) -> Part:
         return Cat(rest)
     if parts and isinstance(parts[-1], (Alt, Cat)) and has_anchor(parts[-1], End):
         return Cat((*parts[:-1], closed_right(parts[-1])))
-    return Cat((*parts, REST)) if parts and parts[-1] != REST else Cat(parts) if parts else REST
+    return Cat((*reversed(trimmed(parts[::-1])), REST))
+
+
+def trimmed(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Parts beside "anything": of a repetition, only what must be there counts; the rest is anything too."""
+    while parts and isinstance(parts[0], Rep):
+        first = parts[0]
+        if first.low:
+            least = first.body if first.low == 1 else Rep(first.body, first.low, first.low)
+            return (least, *parts[1:])
+        parts = parts[1:]
+    return parts
 
 
 def has_anchor(tree: Part, kind: type[Start] | type[End]) -> bool:

@@ -13,10 +13,10 @@ from decodex.grammar.schema.arrays import array_cells
 from decodex.grammar.schema.cells import Cell
 from decodex.grammar.schema.conjunction import FALSE, TRUE, Conjunction, Key
 from decodex.grammar.schema.negation import negated
-from decodex.grammar.schema.nodes import TYPES, Lit, Part
+from decodex.grammar.schema.nodes import TYPES, Lit, Part, key_of
 from decodex.grammar.schema.objects import object_cells
 from decodex.grammar.schema.scalars import number_leaves, string_leaves
-from decodex.grammar.schema.values import admits, key_of, plain, type_of
+from decodex.grammar.schema.values import admits, plain, type_of
 
 __all__ = ["Solver"]
 

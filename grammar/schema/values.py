@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 from decodex.grammar.schema.keywords import fraction
-from decodex.grammar.schema.nodes import Lit, ObjectPart, Part, refuse
+from decodex.grammar.schema.nodes import Lit, ObjectPart, Part, key_of, refuse
 from decodex.grammar.schema.patterns import matches
 
-__all__ = ["admits", "key_of", "plain", "type_of"]
-
-
-def key_of(value: Any) -> Hashable:
-    """Equal keys for values that JSON Schema calls equal (1 and 1.0 are, 1 and true are not)."""
-    if isinstance(value, bool) or value is None:
-        return ("literal", value)
-    if isinstance(value, list):
-        return ("array", tuple(map(key_of, value)))
-    if isinstance(value, dict):
-        return ("object", frozenset((name, key_of(item)) for name, item in value.items()))
-    return value if isinstance(value, str) else ("number", value)
+__all__ = ["admits", "plain", "type_of"]
 
 
 def plain(value: Any) -> Any:
@@ -64,7 +52,7 @@ def _holds(part: Part, value: Any, lit: Lit) -> bool:
         name = type_of(value)
         return name in payload or (name == "number" and "integer" in payload and value == int(value))
     if kind == "enum":
-        return key_of(value) in {key_of(item) for item in payload}
+        return key_of(value) in payload.keys
     if kind == "lit":
         return admits(payload, value)
     if kind == "any":

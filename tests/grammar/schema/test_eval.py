@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-NAMES = ("forms", "backends", "data", "probes", "worker", "table", "run")
+NAMES = ("forms", "mutate", "backends", "data", "probes", "worker", "table", "run")
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def test_letters(evals: dict[str, Any]) -> None:
     assert evals["worker"].verdict_of("auto", wrong)[0] == "B"
     refused = evals["data"].Case("r", {"type": "string", "format": "hostname"}, [])
     assert evals["worker"].verdict_of("auto", refused)[0] == "r"
-    assert evals["run"].summary("==rtARB") == {
-        "schemas": 7, "right": 2, "refused": 2, "wrong_accept": 2, "wrong_reject": 2
+    assert evals["run"].summary("==rtARBM") == {
+        "schemas": 8, "right": 3, "right_with_mutants": 2, "refused": 2, "wrong_accept": 2, "wrong_reject": 2
     }  # fmt: skip
 
 
