@@ -52,40 +52,82 @@ def both(**keywords: Any) -> dict[str, Any]:
         ({"type": "array", "not": {"minItems": 1}}, {"type": "array", "maxItems": 0, "items": False}),
         ({"type": "array", "items": False}, {"type": "array", "maxItems": 0, "items": False}),
         ({"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}}, {"enum": [[], [1], [2], [1, 2], [2, 1]]}),
-        ({"type": "array", "contains": {"const": 1}, "maxItems": 1}, {"type": "array", "minItems": 1,
-                                                                      "maxItems": 1, "prefixItems": [{"enum": [1]}],
-                                                                      "items": False}),
+        (
+            {"type": "array", "contains": {"const": 1}, "maxItems": 1},
+            {"type": "array", "minItems": 1, "maxItems": 1, "prefixItems": [{"enum": [1]}], "items": False},
+        ),
         ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, {"anyOf": [{"type": "string"}, {"type": "integer"}]}),
         ({"oneOf": [{"type": "number"}, {"type": "integer", "minimum": 0}]}, None),
-        ({"if": {"type": "string"}, "then": {"maxLength": 1}, "else": {"type": "null"}},
-         {"anyOf": [{"type": "string", "maxLength": 1}, {"type": "null"}]}),
+        (
+            {"if": {"type": "string"}, "then": {"maxLength": 1}, "else": {"type": "null"}},
+            {"anyOf": [{"type": "string", "maxLength": 1}, {"type": "null"}]},
+        ),
         ({"$ref": "#/$defs/p", "minimum": 1, "$defs": {"p": {"type": "integer"}}}, {"type": "integer", "minimum": 1}),
-        ({"$schema": D7, "$ref": "#/definitions/p", "minimum": 1, "definitions": {"p": {"type": "integer"}}},
-         {"type": "integer"}),
+        (
+            {"$schema": D7, "$ref": "#/definitions/p", "minimum": 1, "definitions": {"p": {"type": "integer"}}},
+            {"type": "integer"},
+        ),
         ({"$schema": D4, "type": "integer", "minimum": 1, "exclusiveMinimum": True}, {"type": "integer", "minimum": 2}),
-        ({"$schema": D4, "type": "array", "items": [{"type": "null"}], "additionalItems": False},
-         {"type": "array", "maxItems": 1, "prefixItems": [{"type": "null"}], "items": False}),
+        (
+            {"$schema": D4, "type": "array", "items": [{"type": "null"}], "additionalItems": False},
+            {"type": "array", "maxItems": 1, "prefixItems": [{"type": "null"}], "items": False},
+        ),
         ({"$schema": D4, "const": 1}, True),
-        ({"$schema": D4, "id": "http://x/y", "items": {"$ref": "#d"}, "definitions": {"d": {"id": "#d", "type": "null"}},
-          "type": "array"}, {"type": "array", "items": {"type": "null"}}),
-        ({"$schema": D20, "type": "array", "items": {"$ref": "e"}, "$defs": {"e": {"$id": "e", "type": "null"}}},
-         {"type": "array", "items": {"type": "null"}}),
-        ({"type": "object", "propertyNames": {"enum": ["a"]}},
-         {"type": "object", "properties": {"a": True}, "additionalProperties": False}),
-        ({"type": "object", "properties": {"a": {}}, "allOf": [{"properties": {"b": {}}}], "unevaluatedProperties": False},
-         {"type": "object", "properties": {"a": True, "b": True}, "additionalProperties": False}),
-        ({"type": "object", "patternProperties": {"": {"type": "null"}}, "additionalProperties": False},
-         {"type": "object", "additionalProperties": {"type": "null"}}),
-        ({"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False, "maxProperties": 0},
-         {"type": "object", "additionalProperties": False}),
-        (both(oneOf=[A, B]), {"anyOf": [
-            {"type": "object", "properties": {"a": {"type": "integer"}, "b": False}, "required": ["a"]},
-            {"type": "object", "properties": {"a": False, "b": True}, "required": ["b"]}]}),
-        (both(dependencies={"a": ["b"]}), {"anyOf": [
-            {"type": "object", "properties": {"a": False, "b": True}},
-            {"type": "object", "properties": {"a": {"type": "integer"}, "b": True}, "required": ["a", "b"]}]}),
+        (
+            {
+                "$schema": D4,
+                "id": "http://x/y",
+                "items": {"$ref": "#d"},
+                "definitions": {"d": {"id": "#d", "type": "null"}},
+                "type": "array",
+            },
+            {"type": "array", "items": {"type": "null"}},
+        ),
+        (
+            {"$schema": D20, "type": "array", "items": {"$ref": "e"}, "$defs": {"e": {"$id": "e", "type": "null"}}},
+            {"type": "array", "items": {"type": "null"}},
+        ),
+        (
+            {"type": "object", "propertyNames": {"enum": ["a"]}},
+            {"type": "object", "properties": {"a": True}, "additionalProperties": False},
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {}},
+                "allOf": [{"properties": {"b": {}}}],
+                "unevaluatedProperties": False,
+            },
+            {"type": "object", "properties": {"a": True, "b": True}, "additionalProperties": False},
+        ),
+        (
+            {"type": "object", "patternProperties": {"": {"type": "null"}}, "additionalProperties": False},
+            {"type": "object", "additionalProperties": {"type": "null"}},
+        ),
+        (
+            {"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False, "maxProperties": 0},
+            {"type": "object", "additionalProperties": False},
+        ),
+        (
+            both(oneOf=[A, B]),
+            {
+                "anyOf": [
+                    {"type": "object", "properties": {"a": {"type": "integer"}, "b": False}, "required": ["a"]},
+                    {"type": "object", "properties": {"a": False, "b": True}, "required": ["b"]},
+                ]
+            },
+        ),
+        (
+            both(dependencies={"a": ["b"]}),
+            {
+                "anyOf": [
+                    {"type": "object", "properties": {"a": False, "b": True}},
+                    {"type": "object", "properties": {"a": {"type": "integer"}, "b": True}, "required": ["a", "b"]},
+                ]
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_canonical(schema: Any, expected: Any) -> None:
     if expected is None:
         with pytest.raises(ConstraintError):

@@ -34,15 +34,21 @@ def evals(repository: pathlib.Path) -> Iterator[dict[str, ModuleType]]:
     [
         ({"properties": {"b": {}, "a": {}}}, {"x": 1.0, "a": 1, "b": [1.5, "é"]}, '{"b": [1.5, "é"], "a": 1, "x": 1}'),
         ({"allOf": [{"properties": {"z": {}}}], "properties": {"b": {}}}, {"b": 1, "z": 2}, '{"z": 2, "b": 1}'),
-        ({"properties": {"b": {}}, "$ref": "#/$defs/d", "$defs": {"d": {"properties": {"a": {}}}}}, {"a": 1, "b": 2},
-         '{"b": 2, "a": 1}'),
-        ({"anyOf": [{"properties": {"k": {"const": 1}, "a": {}}}, {"properties": {"a": {}, "k": {"const": 2}}}]},
-         {"k": 2, "a": 0}, '{"a": 0, "k": 2}'),
+        (
+            {"properties": {"b": {}}, "$ref": "#/$defs/d", "$defs": {"d": {"properties": {"a": {}}}}},
+            {"a": 1, "b": 2},
+            '{"b": 2, "a": 1}',
+        ),
+        (
+            {"anyOf": [{"properties": {"k": {"const": 1}, "a": {}}}, {"properties": {"a": {}, "k": {"const": 2}}}]},
+            {"k": 2, "a": 0},
+            '{"a": 0, "k": 2}',
+        ),
         ({"enum": [{"b": 1, "a": 2}]}, {"a": 2.0, "b": 1}, '{"b": 1, "a": 2}'),
         ({"patternProperties": {"^p": {}}, "required": ["r"]}, {"x": 1, "p": 2, "r": 3}, '{"r": 3, "p": 2, "x": 1}'),
         ({"items": {"properties": {"b": {}, "a": {}}}}, [{"a": 1, "b": 2}], '[{"b": 2, "a": 1}]'),
     ],
-)  # fmt: skip
+)
 def test_the_one_form(evals: dict[str, Any], schema: Any, value: Any, text: str) -> None:
     assert evals["forms"].spelled(evals["forms"].KeyOrder(schema).ordered(value)) == text
 
@@ -56,8 +62,13 @@ def test_letters(evals: dict[str, Any]) -> None:
     refused = evals["data"].Case("r", {"type": "string", "format": "hostname"}, [])
     assert evals["worker"].verdict_of("auto", refused)[0] == "r"
     assert evals["run"].summary("==rtARBM") == {
-        "schemas": 8, "right": 3, "right_with_mutants": 2, "refused": 2, "wrong_accept": 2, "wrong_reject": 2
-    }  # fmt: skip
+        "schemas": 8,
+        "right": 3,
+        "right_with_mutants": 2,
+        "refused": 2,
+        "wrong_accept": 2,
+        "wrong_reject": 2,
+    }
 
 
 def test_a_number_that_is_another_value_in_the_form_is_labelled_anew(evals: dict[str, Any]) -> None:

@@ -84,7 +84,7 @@ BAD: list[tuple[str, str, str, str]] = [
     ('{"type": "array", "maxItems": 1000000}', "$", "maxItems", "limit"),
     ('{"type": "string", "minLength": 100000000}', "$", "minLength", "limit"),
     (json.dumps({"allOf": [MANY, MANY, MANY]}), "", "anyOf", "multiplies out"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("schema", "path", "keyword", "reason"), BAD, ids=[f"{i}-{b[3]}" for i, b in enumerate(BAD)])
