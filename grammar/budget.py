@@ -22,7 +22,7 @@ __all__ = ["BudgetSteering"]
 
 _MARGIN = 16  # tokens before the last possible moment at which the way out is taken
 _MIN_HORIZON = 64
-_MAX_CHECKED = 20  # tokens of one mask whose completion is looked for
+_MAX_CHECKED = 8  # tokens of one mask whose completion is looked for
 _SEARCH_NODES = 12  # of such a look
 _PLAN_NODES = 1000  # of a look for the way out itself
 _MAX_PLAN = 2048  # tokens
@@ -49,15 +49,15 @@ class BudgetSteering:
         plan = self._plans[-1]
         if plan is None or self._remaining - len(plan) > 2 * self._step + _MARGIN // 2:
             return is_restricted  # no single token is expected to need more than that
-        legal = self._vocabulary.unpack(row & ~self._vocabulary.eos_bits)
+        legal, num_legal = self._vocabulary.first_of(row & ~self._vocabulary.eos_bits, _MAX_CHECKED)
         if self._remaining <= len(plan) + _MARGIN:
             kept = self._checked(legal, plan, 0)
-        elif len(legal) <= _MAX_CHECKED:
+        elif num_legal <= _MAX_CHECKED:
             kept = self._checked(legal, plan, _SEARCH_NODES)
         else:
-            opening = self._vocabulary.unpack(row & self._search.opening_bits)
-            bad = set(opening) - set(self._checked(opening, plan, _SEARCH_NODES))
-            row &= ~self._vocabulary.pack(bad)
+            opening, _ = self._vocabulary.first_of(row & self._search.opening_bits, _MAX_CHECKED)
+            kept = self._checked(opening, plan, _SEARCH_NODES)
+            row &= ~self._search.opening_bits | self._vocabulary.pack(kept)
             return True
         ends = self._vocabulary.eos_bits if self._inner.is_accepting else np.int32(0)
         row[:] = self._vocabulary.pack(kept) | ends
@@ -121,7 +121,7 @@ class BudgetSteering:
         """The plan's next token, and the first of these after which the rest can be completed in time."""
         kept = plan[:1]
         endings = self._search.endings(plan)
-        for token_id in token_ids[:_MAX_CHECKED]:
+        for token_id in token_ids:
             fork = self._inner.fork()
             if token_id in kept or not fork.accept(token_id):
                 continue

@@ -24,7 +24,7 @@ _NODES_PER_LIMIT = 32
 _NUM_CLOSING = 5  # candidates of a position: the most closing ones,
 _NUM_SHORTEST = 2  # the shortest ones,
 _NUM_SIGNS = 4  # and single signs
-_NUM_ENDINGS = 8
+_NUM_ENDINGS = 4
 _FREE_TEXT = 1000  # more legal tokens than this: a text is open, and its quote is the way out
 _CHUNK = 1024
 _OPENING, _CLOSING = b"{[(<", b"}])>\"'"
@@ -66,7 +66,7 @@ class CompletionSearch:
     def _improved(self, matcher: Matcher, found: list[int]) -> list[int]:
         """A short completion made shorter where a brief look finds one."""
         while 1 < len(found) <= _FIRST_LIMIT:
-            shorter = self._within(matcher, len(found) - 1, _NODES_PER_LIMIT)
+            shorter = self._within(matcher, len(found) - 1, _NODES_PER_LIMIT // 2)
             if shorter is None:
                 break
             found = shorter

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from decodex.grammar.matcher import MaskRow
 
@@ -54,8 +55,17 @@ class GrammarVocabulary:
 
     def unpack(self, row: MaskRow) -> list[int]:
         """The tokens whose bits are set, ascending."""
+        found: list[int] = self._set_bits(row).tolist()
+        return found
+
+    def first_of(self, row: MaskRow, count: int) -> tuple[list[int], int]:
+        """The first `count` tokens whose bits are set, and how many are set in all."""
+        found = self._set_bits(row)
+        return found[:count].tolist(), len(found)
+
+    def _set_bits(self, row: MaskRow) -> NDArray[np.int64]:
         bits = np.unpackbits(np.ascontiguousarray(row).view(np.uint8), bitorder="little")[: self.size]
-        return [int(i) for i in np.flatnonzero(bits)]
+        return np.flatnonzero(bits)
 
     def spell(self, text: str) -> list[int]:
         """Tokens of `text` by the model's tokenizer; by longest match where it has none for it."""

@@ -27,6 +27,9 @@ _MAX_WHITESPACE = 40
 _SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":")}
 _ESCAPE_RULE = re.compile(r"(?m)^basic_escape ::= .*$")
 _OUR_ESCAPES = r'basic_escape ::= ((["\\bfnrt]) | ("u00" [01] [A-Fa-f0-9]))'
+# in strings with a length the library lets control characters through, and no escapes
+_COUNTED_CHARACTER = r'::= (([^\"\\\r\n]))'
+_OUR_CHARACTER = r'::= (([^\0-\x1f\"\\]) | ("\\" basic_escape))'
 _PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
@@ -41,7 +44,7 @@ def json_ebnf(schema: Any, whitespace: str) -> str:
         grammar = str(xgrammar.Grammar.from_json_schema(json.dumps(schema), strict_mode=False, **options))
     except Exception as error:
         raise ConstraintError(_reason(error)) from None
-    return _ESCAPE_RULE.sub(lambda _: _OUR_ESCAPES, grammar)
+    return _ESCAPE_RULE.sub(lambda _: _OUR_ESCAPES, grammar).replace(_COUNTED_CHARACTER, _OUR_CHARACTER)
 
 
 def compile_ebnf(text: str, vocabulary: GrammarVocabulary) -> xgrammar.CompiledGrammar:
