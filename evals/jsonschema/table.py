@@ -54,7 +54,8 @@ def is_member(text: str, schema: Any) -> bool | None:
         value = json.loads(text, object_pairs_hook=unique)
     except ValueError:
         return False
-    if not forms.validator_of(schema).is_valid(value):
+    in_ecma = json.loads(json.dumps(schema).replace("\\\\x{", "\\\\u{"))  # code points as ECMA-262 spells them
+    if not forms.validator_of(in_ecma).is_valid(value):
         return False
     return True if json.dumps(value, ensure_ascii=False) == text and "\\u" not in text else None
 

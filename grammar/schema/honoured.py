@@ -41,7 +41,6 @@ HONOURED: dict[str, frozenset[str]] = {
             "integer.multipleOf",
             "integer.multipleOf+bounds",
             "integer.range",
-            "nothing",
             "null",
             "number",
             "number.exclusiveMaximum",
@@ -71,6 +70,7 @@ HONOURED: dict[str, frozenset[str]] = {
             "string.minLength",
             "string.pattern",
             "string.pattern+length",
+            "string.pattern+length.counted",
             "string.patterns",
             "type.list",
         }
@@ -129,6 +129,7 @@ HONOURED: dict[str, frozenset[str]] = {
             "array",
             "array.maxItems",
             "array.minItems",
+            "boolean",
             "enum.array",
             "enum.boolean",
             "enum.integer",
@@ -138,12 +139,14 @@ HONOURED: dict[str, frozenset[str]] = {
             "integer",
             "number",
             "object",
+            "object.closed",
             "object.optional",
             "object.other",
             "object.properties",
             "object.required",
             "string",
             "string.minLength",
+            "string.pattern",
         }
     ),
 }

@@ -37,11 +37,15 @@ def prepare_schema(text: str) -> PreparedSchema:
     Raises ConstraintError, with JSON path and keyword, where the text is no schema, exceeds a limit, refers outside of
     itself or to itself without a base, admits nothing, or says what the canonical form cannot say exactly.
     """
-    root = read_schema(parse_schema(text))
-    nodes = reachable(root)
-    check_cycles(nodes)
-    resolve_unevaluated(nodes)
-    schema = canonical_schema(conjoined([Lit(root)]))
+    parsed = parse_schema(text)
+    try:
+        root = read_schema(parsed)
+        nodes = reachable(root)
+        check_cycles(nodes)
+        resolve_unevaluated(nodes)
+        schema = canonical_schema(conjoined([Lit(root)]))
+    except RecursionError:  # many choices at one place; everything else is bounded by the schema's depth
+        raise ConstraintError("the schema has too many choices inside each other", path="$") from None
     if schema is False:
         raise ConstraintError("no value satisfies the schema", path="$")
     return PreparedSchema(schema, features_of(schema))

@@ -14,6 +14,7 @@ __all__ = ["number_leaves", "string_leaves"]
 
 MAX_WHOLE = 2**63 - 1  # what every backend can bound whole numbers by
 MAX_EXCLUDED = 16
+MAX_BANNED = 100  # characters of a string that is left out
 MAX_STEP = 20_000  # digits of a multipleOf: a backend keeps a remainder for each
 
 
@@ -108,6 +109,8 @@ def string_leaves(conj: Conjunction) -> dict[str, Any] | None:
         return {"type": "string", "maxLength": 0} if is_legal else None
     banned = [v for v in conj.excluded if isinstance(v, str) and all(matches(regex, v) for regex in regexes)]
     banned = [v for v in banned if low <= len(v) and (high is None or len(v) <= high)]
+    if any(len(v) > MAX_BANNED for v in banned):
+        raise ConstraintError(f"excluding a string longer than {MAX_BANNED} is not supported", keyword="not")
     if banned == [""] and not regexes:
         low = max(low, 1)
     elif banned:

@@ -84,6 +84,13 @@ BAD: list[tuple[str, str, str, str]] = [
     ('{"type": "array", "maxItems": 1000000}', "$", "maxItems", "limit"),
     ('{"type": "string", "minLength": 100000000}', "$", "minLength", "limit"),
     (json.dumps({"allOf": [MANY, MANY, MANY]}), "", "anyOf", "multiplies out"),
+    (
+        json.dumps({"dependentRequired": {f"p{i}": ["q"] for i in range(1500)}}),
+        "",
+        "",
+        "multiplies out|inside each other",
+    ),
+    (json.dumps({"type": "string", "not": {"const": "x" * 5000}}), "$", "not", "longer"),
 ]
 
 
