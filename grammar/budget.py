@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodex.grammar.completion import CompletionSearch
+from decodex.grammar.completion import search_of
 from decodex.grammar.matcher import MaskRow, Matcher
 from decodex.grammar.vocabulary import GrammarVocabulary
 
@@ -24,7 +24,9 @@ _MARGIN = 16  # tokens before the last possible moment at which the way out is t
 _MIN_HORIZON = 64
 _MAX_CHECKED = 8  # tokens of one mask whose completion is looked for
 _SEARCH_NODES = 12  # of such a look
-_PLAN_NODES = 1000  # of a look for the way out itself
+_FIRST_NODES = 400  # of the look at the start
+_PLAN_NODES = 200  # of a look for the way out itself
+_RETRY = 16  # tokens after which a look that found nothing is taken again
 _MAX_PLAN = 2048  # tokens
 _OPENING, _CLOSING = b"{[(", b"}])"
 
@@ -35,10 +37,10 @@ class BudgetSteering:
     def __init__(self, matcher: Matcher, vocabulary: GrammarVocabulary, max_tokens: int) -> None:
         self._inner = matcher
         self._vocabulary = vocabulary
-        self._search: CompletionSearch = vocabulary.built("completion", lambda: CompletionSearch(vocabulary))
+        self._search = search_of(vocabulary)
         self._remaining = max_tokens
         self._depths = [0]  # per accepted token and at the start: signs that were opened and not closed
-        first = self._search.shortest(matcher, _MAX_PLAN)
+        first = self._search.shortest(matcher, _MAX_PLAN, _FIRST_NODES)
         self.num_needed = None if first is None else len(first)
         self._step = max(len(first or ()), _MARGIN)  # about what one opening token can ask for
         self._plans: list[list[int] | None] = [first if self._is_near() else None]
@@ -67,12 +69,14 @@ class BudgetSteering:
         """See Matcher.accept."""
         if not self._inner.accept(token_id):
             return False
+        was_near = self._is_near()
         self._remaining -= 1
         token = self._vocabulary.tokens[token_id]
         change = sum(byte in _OPENING for byte in token) - sum(byte in _CLOSING for byte in token)
         self._depths.append(max(0, self._depths[-1] + change))
         before = self._plans[-1]
-        if not self._is_near():
+        is_lost = was_near and before is None and self._remaining % _RETRY != 0
+        if not self._is_near() or is_lost:
             self._plans.append(None)
         elif before and before[0] == token_id:
             self._plans.append(before[1:])

@@ -9,6 +9,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from decodex.grammar.backends.compile import assemble, compile_here, is_risky
 from decodex.grammar.cache import GrammarCache
 from decodex.grammar.child import CompileChild
+from decodex.grammar.completion import search_of
 from decodex.grammar.constraint import Constraint
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.matcher import CompiledGrammar
@@ -97,6 +98,8 @@ class GrammarCompiler:
         try:
             if self._is_abandoned(job):
                 raise ConstraintError("compiling the constraint was cancelled")
+            self.vocabulary.warm()  # once, and not in a step of the engine
+            search_of(self.vocabulary)
             plan = plan_of(job.constraint)
             if is_risky(plan):
                 self._risky_thread.submit(self._run_risky, plan, job)

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from decodex.grammar.matcher import Matcher
 from decodex.grammar.vocabulary import GrammarVocabulary
 
-__all__ = ["CompletionSearch"]
+__all__ = ["CompletionSearch", "search_of"]
 
 _FIRST_LIMIT = 8  # tokens
-_STRAIGHT_NODES = 300
-_NODES_PER_LIMIT = 32
+_STRAIGHT_NODES = 150
+_NODES_PER_LIMIT = 16
 _NUM_CLOSING = 5  # candidates of a position: the most closing ones,
 _NUM_SHORTEST = 2  # the shortest ones,
 _NUM_SIGNS = 4  # and single signs
@@ -29,6 +29,12 @@ _FREE_TEXT = 1000  # more legal tokens than this: a text is open, and its quote 
 _CHUNK = 1024
 _OPENING, _CLOSING = b"{[(<", b"}])>\"'"
 _SEPARATORS = b"@.:/-_+ "
+
+
+def search_of(vocabulary: GrammarVocabulary) -> CompletionSearch:
+    """The search of a vocabulary, built when first asked for (half a second for a large one)."""
+    search: CompletionSearch = vocabulary.built("completion", lambda: CompletionSearch(vocabulary))
+    return search
 
 
 class CompletionSearch:
@@ -40,10 +46,10 @@ class CompletionSearch:
         self._in_text = _ordered(vocabulary, b'"')
         self._shortest = _ordered(vocabulary, None)
         self._signs = _signs(vocabulary)
-        is_opening = [i for i, t in vocabulary.text_tokens() if any(b in _OPENING for b in t)]
+        is_opening = [i for i, t in vocabulary.text_tokens() if len(t.translate(None, _OPENING)) < len(t)]
         self.opening_bits = vocabulary.pack(is_opening)
 
-    def shortest(self, matcher: Matcher, max_tokens: int, max_nodes: int = 1000) -> list[int] | None:
+    def shortest(self, matcher: Matcher, max_tokens: int, max_nodes: int = 400) -> list[int] | None:
         """Tokens that bring the matcher to an accepting state, at most `max_tokens`; None where none were found.
 
         A function of the matcher's position alone. The matcher itself is not moved.
@@ -159,8 +165,8 @@ def _closing_key(token: bytes, first: bytes) -> tuple[int, int]:
 
     Among what neither opens nor closes the longest come first: where no end is legal, they reach one soonest.
     """
-    num_opening = sum(byte in _OPENING for byte in token)
-    num_closing = sum(byte in _CLOSING for byte in token)
+    num_opening = len(token) - len(token.translate(None, _OPENING))
+    num_closing = len(token) - len(token.translate(None, _CLOSING))
     if len(token) == 1 and token in first:
         return 0, first.index(token)
     if token in (b"{}", b"[]") or (len(token) == 1 and token in b"123456789"):
@@ -173,4 +179,4 @@ def _closing_key(token: bytes, first: bytes) -> tuple[int, int]:
         return 6, len(token)
     if token[0] in _CLOSING:
         return 4, len(token)
-    return (3 if any(byte in b",;:" for byte in token) else 2), -len(token)
+    return (3 if len(token.translate(None, b",;:")) < len(token) else 2), -len(token)

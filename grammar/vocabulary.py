@@ -131,6 +131,12 @@ class GrammarVocabulary:
         ids = [singles.get(text[i : i + 1]) for i in range(len(text))]
         return ids[: ids.index(None)] if None in ids else ids
 
+    def warm(self) -> None:
+        """Build what matchers look up, so that no step of the engine waits for it."""
+        self.compatible(b"a", len)
+        self.spell_singly(b"a")
+        self._spell_greedily(b"a")
+
     def _ordered(self) -> tuple[dict[bytes, list[int]], list[bytes], list[int]]:
         pairs = sorted((token, i) for i, token in self.text_tokens())
         by_bytes: dict[bytes, list[int]] = {}
