@@ -20,7 +20,7 @@ from decodex.grammar.vocabulary import GrammarVocabulary
 
 __all__ = ["OutlinesGrammar", "OutlinesMatcher", "compile_regex", "json_regex", "save"]
 
-_MAX_KEPT_MASKS = 512
+_MAX_KEPT_MASKS = 128
 _MAX_FORCED_TOKENS = 64  # legal tokens among which a common beginning is looked for
 _MAX_WHITESPACE = 40
 _MARK = "\ue000"  # stands for whitespace between the library and us
@@ -80,7 +80,7 @@ class OutlinesGrammar:
         self.vocabulary = vocabulary
         self.index = index
         self.has_empty = has_empty
-        self.num_bytes = 2 * len(saved) + 20_000
+        self.num_bytes = 2 * len(saved) + 20_000 + _MAX_KEPT_MASKS * 4 * vocabulary.num_words
         self._masks: dict[int, MaskRow] = {}
         self._dead = frozenset[int]() if vocabulary.is_complete else _dead_states(index)
         self.start = int(index.get_initial_state())
