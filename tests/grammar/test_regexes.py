@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import pathlib
+import re
 import time
 
 import pytest
@@ -124,3 +127,25 @@ def test_catastrophic_patterns_are_harmless() -> None:
 
 def test_printed_syntax_has_no_metacharacters_left() -> None:
     assert to_rust(parse_regex(r"\.\*[.]x")) == r"\x{2e}\x{2a}[\x{2e}]x"
+
+
+def test_real_regexes(repository: pathlib.Path) -> None:
+    """270 published ones: accepted exactly where RE2 matches as a whole, or refused for what RE2 does not have."""
+    path = repository.parent / "shared" / "data" / "regex" / "regexes.jsonl"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    num_accepted = 0
+    for line in path.read_text("utf-8").splitlines():
+        record = json.loads(line)
+        grammar, reason = None, ""
+        try:
+            grammar = compiled("regex", record["regex"])
+        except ConstraintError as error:
+            reason = error.reason
+        if grammar is None:
+            assert re.search("look-around|backreferences|unknown escape", reason), record["regex"]
+            continue
+        num_accepted += 1
+        for text in record["match"] + record["no_match"]:
+            assert accepts(grammar, text) == full_match(record["regex"], text), (record["regex"], text)
+    assert num_accepted >= 230
