@@ -78,7 +78,9 @@ def totals(results: dict[str, Any]) -> dict[str, Any]:
         }
         accepted = counts["auto"]["schemas"] - counts["auto"]["refused"]
         ratios = {
-            f"accepted_over_best_{kind}": round(accepted / max(1, *(counts[b][kind] for b in LIBRARIES)), 4)
+            f"accepted_over_best_{kind}": round(
+                accepted / max(1, *(counts[b][kind] for b in LIBRARIES if b in counts), 1), 4
+            )
             for kind in ("right", "right_with_mutants")
         }
         found[name] = {**counts, **ratios}
@@ -86,30 +88,34 @@ def totals(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Judge everything and write the results."""
-    results: dict[str, Any] = {}
-    for split in (*data.SPLITS, SUITE):
-        start = time.perf_counter()
-        cases = list(cases_of(args, split))
-        results[split] = {}
-        for backend in ("auto", *LIBRARIES):
-            is_own = backend in ("auto", "llguidance")  # these never run for ever
-            judge = None if is_own else worker.Worker(args.seconds)
-            results[split][backend] = judged(cases, backend, judge)
+    """Judge everything, decodex first, and write the results after each backend."""
+    report: dict[str, Any] = json.loads(args.out.read_text()) if args.add else {"splits": {}}
+    cases = {split: list(cases_of(args, split)) for split in (*data.SPLITS, SUITE)}
+    for backend in args.backends.split(","):
+        for split in (*data.SPLITS, SUITE):
+            start = time.perf_counter()
+            judge = None if backend == "auto" else worker.Worker(args.seconds)  # a library may run for ever
+            found = judged(cases[split], backend, judge)
             if judge:
                 judge.close()
-            print(split, backend, summary(results[split][backend]["letters"]), flush=True)
-        print(f"{split}: {time.perf_counter() - start:.0f} s", flush=True)
-    report = {
-        "machine": machine_facts(),
-        "versions": version_facts(),
-        "built_on": list(data.BUILD),
-        "totals": totals(results),
-        "suite": {backend: summary(found["letters"]) for backend, found in results[SUITE].items()},
-        "splits": results,
-    }
-    args.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+            report["splits"].setdefault(split, {})[backend] = found
+            print(split, backend, summary(found["letters"]), f"{time.perf_counter() - start:.0f} s", flush=True)
+        write(report, args.out)
     print(json.dumps({"totals": report["totals"], "suite": report["suite"]}, indent=1))
+
+
+def write(report: dict[str, Any], out: pathlib.Path) -> None:
+    """The results so far, with their totals first."""
+    splits = report.pop("splits")
+    report.update(
+        machine=machine_facts(),
+        versions=version_facts(),
+        built_on=list(data.BUILD),
+        totals=totals(splits),
+        suite={backend: summary(found["letters"]) for backend, found in splits[SUITE].items()},
+    )
+    report["splits"] = splits
+    out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
 def cases_of(args: argparse.Namespace, split: str) -> Iterable[data.Case]:
@@ -138,6 +144,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="judge each n-th schema of a split")
     parser.add_argument("--seconds", type=float, default=10.0, help="for one schema on one library")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--backends", default=",".join(("auto", *LIBRARIES)), help="which to judge, with commas")
+    parser.add_argument("--add", action="store_true", help="keep the other backends' committed results")
     args = parser.parse_args()
     if not args.data.exists():
         sys.exit(f"the data sets are not at {args.data}")

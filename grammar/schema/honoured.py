@@ -70,7 +70,6 @@ HONOURED: dict[str, frozenset[str]] = {
             "string.minLength",
             "string.pattern",
             "string.pattern+length",
-            "string.pattern+length.counted",
             "string.patterns",
             "type.list",
         }
@@ -119,7 +118,6 @@ HONOURED: dict[str, frozenset[str]] = {
             "object.required",
             "string",
             "string.minLength",
-            "string.pattern+length.counted",
         }
     ),
     "outlines": frozenset(
@@ -129,7 +127,6 @@ HONOURED: dict[str, frozenset[str]] = {
             "array",
             "array.maxItems",
             "array.minItems",
-            "boolean",
             "enum.array",
             "enum.boolean",
             "enum.integer",
@@ -146,7 +143,6 @@ HONOURED: dict[str, frozenset[str]] = {
             "object.required",
             "string",
             "string.minLength",
-            "string.pattern",
         }
     ),
 }
