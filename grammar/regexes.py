@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import re2
 
+from decodex.grammar.anchors import END, START, without_anchors
 from decodex.grammar.char_classes import CLASSES, POSIX, fold, unicode_class
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.limits import MAX_NESTING, check_text
@@ -18,11 +19,9 @@ from decodex.grammar.pattern import (
     EMPTY,
     Chars,
     Choice,
-    Concat,
     Pattern,
     Ranges,
     Repeat,
-    Rule,
     Text,
     complement,
     concat,
@@ -32,7 +31,6 @@ from decodex.grammar.pattern import (
 
 __all__ = ["parse_regex"]
 
-_START, _END = Rule("^"), Rule("$")  # stand for anchors until they are taken out
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "a": 7}
 _ANY = ((0, 0x10FFFF),)
 
@@ -48,7 +46,7 @@ def parse_regex(text: str) -> Pattern:
     """The pattern of a regular expression; ConstraintError says what is wrong and at which character."""
     check_text(text)
     pattern = _Parser(text).parse()
-    pattern = _without_anchors(pattern, True, True)
+    pattern = without_anchors(pattern)
     size_of(pattern)
     options = re2.Options()
     options.log_errors = False
@@ -123,7 +121,7 @@ class _Parser:
             pass  # lazy: the same texts
         if self._peek() in ("*", "+", "?") or self._is_counted():
             raise self._error("a repetition of a repetition needs brackets")
-        if atom in (_START, _END):
+        if atom in (START, END):
             raise self._error("an anchor can't be repeated")
         low, high = times
         return EMPTY if high == 0 else Repeat(atom, low, high)
@@ -171,7 +169,7 @@ class _Parser:
     def _anchor(self, sign: str) -> Pattern:
         if self._flags.multi_line:
             raise self._error(f"{sign} under (?m) is not supported")
-        return _START if sign == "^" else _END
+        return START if sign == "^" else END
 
     def _literal(self, code: int) -> Pattern:
         if self._flags.ignore_case:
@@ -222,9 +220,9 @@ class _Parser:
     def _escape(self) -> Pattern:
         sign = self._peek()
         if sign == "A" and not self._flags.multi_line:
-            return self._skip(_START)
+            return self._skip(START)
         if sign == "z" and not self._flags.multi_line:
-            return self._skip(_END)
+            return self._skip(END)
         if sign in ("b", "B"):
             raise self._error("word boundaries are not supported")
         found = self._class_escape()
@@ -333,28 +331,6 @@ class _Parser:
         if ranges and ranges[-1][1] > 127 and not any(last == 0x10FFFF for _, last in ranges):
             raise self._error("(?i) is supported for ASCII letters only")
         return fold(ranges)
-
-
-def _without_anchors(pattern: Pattern, at_start: bool, at_end: bool) -> Pattern:
-    """Anchors at the ends say what holds anyway; elsewhere they are refused."""
-    if pattern in (_START, _END):
-        if at_start if pattern == _START else at_end:
-            return EMPTY
-        raise ConstraintError("an anchor inside the regular expression can't match there")
-    if isinstance(pattern, Choice):
-        return Choice(tuple(_without_anchors(part, at_start, at_end) for part in pattern.parts))
-    if isinstance(pattern, Repeat):
-        is_once = pattern.high == 1
-        return replace(pattern, part=_without_anchors(pattern.part, at_start and is_once, at_end and is_once))
-    if not isinstance(pattern, Concat):
-        return pattern
-    parts = [part for part in pattern.parts if part != EMPTY]
-    kept = []
-    for index, part in enumerate(parts):
-        starts = at_start and all(p == _START for p in parts[:index])
-        ends = at_end and all(p == _END for p in parts[index + 1 :])
-        kept.append(_without_anchors(part, starts, ends))
-    return concat(kept)
 
 
 def _is_number(text: str) -> bool:
