@@ -6,7 +6,8 @@
 Schemas are every n-th one of JSONSchemaBench. A walk writes a valid instance of the schema token by token, in the one
 JSON form, and times each mask (`fill`) and each whole step (`accept`, `is_terminated` and `fill`); the masks of a
 position are computed once, so every fill that is timed computes one. The other libraries run on a smaller sample, each
-compilation in a process that is killed after ten seconds.
+compilation in a process that is killed after ten seconds. The bars are held against the thread's own CPU time; on a
+machine that is not busy with anything else the elapsed times beside it are the same.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from decodex.tokenizer import Tokenizer
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "evals" / "results" / "maskbench.json"
 DATA = ROOT.parent / "shared" / "data"
-BARS = {"mask_us_p50": 60.0, "mask_us_p99": 1000.0, "compile_ms_p50": 3.0, "compile_ms_p99": 50.0}
+BARS = {"mask_cpu_us_p50": 60.0, "mask_cpu_us_p99": 1000.0, "compile_cpu_ms_p50": 3.0, "compile_cpu_ms_p99": 50.0}
 MAX_TOKENS = 200  # of one walk
 CHILD_SECONDS = 10.0
 Compile = Callable[[], CompiledGrammar]
@@ -54,6 +55,7 @@ class Timings:
     compile_cpu: list[float] = field(default_factory=list)  # of this thread; a child's is not in it
     first_mask: list[float] = field(default_factory=list)
     mask: list[float] = field(default_factory=list)
+    mask_cpu: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     num_refused: int = 0
@@ -75,6 +77,7 @@ class Timings:
             ("compile_cpu", self.compile_cpu, "ms", 1e3),
             ("first_mask", self.first_mask, "us", 1e6),
             ("mask", self.mask, "us", 1e6),
+            ("mask_cpu", self.mask_cpu, "us", 1e6),
             ("step", self.step, "us", 1e6),
         ):
             for percent in (50, 99):
@@ -141,10 +144,11 @@ def walk(grammar: CompiledGrammar, tokens: list[int], row: np.ndarray[Any, Any],
                 return
             if matcher.is_terminated:
                 return
-            between = time.perf_counter()
+            between, between_cpu = time.perf_counter(), time.thread_time()
             matcher.fill(row)
-            ended = time.perf_counter()
+            ended, ended_cpu = time.perf_counter(), time.thread_time()
             seconds.append(ended - between)
+            timings.mask_cpu.append(ended_cpu - between_cpu)
             timings.step.append(ended - started)
             seconds = timings.mask
     except MatcherError:
