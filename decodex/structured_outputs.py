@@ -56,6 +56,10 @@ def _as_json(field: str, value: Any) -> str:
 def _text(field: str, value: Any, expected: str) -> str:
     if not isinstance(value, str) or not value:
         raise RequestError(field, value, expected)
+    return _encodable(field, value)
+
+
+def _encodable(field: str, value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -136,8 +140,7 @@ class Choices:
         for index, text in enumerate(value):
             if not isinstance(text, str):
                 raise RequestError(f"{field}[{index}]", text, "a text")
-            if text:
-                _text(f"{field}[{index}]", f"-{text}", "a text")
+            _encodable(f"{field}[{index}]", text)
         return tuple(dict.fromkeys(value))
 
 
