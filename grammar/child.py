@@ -50,6 +50,7 @@ class CompileChild:
             assert process.stdin is not None
             try:
                 _write(process.stdin, plan)
+                self._answer(process, _START_SECONDS, is_cancelled, f"loading {plan.backend}")
                 answer = self._answer(process, timeout, is_cancelled, "compiling the constraint")
             except (OSError, EOFError):
                 self._kill()
@@ -77,6 +78,7 @@ class CompileChild:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,  # what is read is no more than one frame, so that the selector sees the next one
             env={**os.environ, "PYTHONPATH": paths},
         )
         assert self._process.stdin is not None
@@ -125,7 +127,7 @@ def main() -> None:
     source = os.fdopen(os.dup(0), "rb")
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
-    from decodex.grammar.backends.compile import compile_saved
+    from decodex.grammar.backends.compile import compile_saved, warm
 
     try:
         tokens, special_ids, eos_token_ids = _read(source)
@@ -133,6 +135,8 @@ def main() -> None:
         _write(target, b"")
         while True:
             plan = _read(source)
+            warm(plan.backend, vocabulary)
+            _write(target, b"")  # from here on the time counts
             answer: bytes | ConstraintError
             try:
                 answer = compile_saved(plan, vocabulary)
@@ -147,19 +151,26 @@ def main() -> None:
 
 def _write(stream: IO[bytes], value: object) -> None:
     data = pickle.dumps(value)
-    stream.write(_HEADER.pack(len(data)) + data)
+    view = memoryview(_HEADER.pack(len(data)) + data)
+    while view:  # an unbuffered stream takes what the pipe has room for
+        view = view[stream.write(view) :]
     stream.flush()
 
 
 def _read(stream: IO[bytes]) -> Any:
-    header = stream.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        raise EOFError
-    (size,) = _HEADER.unpack(header)
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError
-    return pickle.loads(data)
+    (size,) = _HEADER.unpack(_exactly(stream, _HEADER.size))
+    return pickle.loads(_exactly(stream, size))
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    parts = []
+    while size:
+        part = stream.read(size)
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
 
 
 def _resident_bytes(pid: int) -> int:

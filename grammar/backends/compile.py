@@ -8,15 +8,12 @@ from decodex.grammar.errors import ConstraintError
 from decodex.grammar.forms import Json, LarkText, WholeText
 from decodex.grammar.lark import print_ebnf, print_lark
 from decodex.grammar.matcher import CompiledGrammar
-from decodex.grammar.pattern import is_nullable, size_of, to_rust, without_empty
+from decodex.grammar.pattern import is_nullable, to_rust, without_empty
 from decodex.grammar.plan import Plan
 from decodex.grammar.tag_lark import print_tags
 from decodex.grammar.vocabulary import GrammarVocabulary
 
-__all__ = ["assemble", "compile_here", "compile_saved", "is_risky"]
-
-_SMALL_EBNF = 20_000  # characters of EBNF that xgrammar compiles in milliseconds
-_SMALL_PATTERN = 2_000
+__all__ = ["assemble", "compile_here", "compile_saved", "is_risky", "warm"]
 
 
 def is_risky(plan: Plan) -> bool:
@@ -24,15 +21,7 @@ def is_risky(plan: Plan) -> bool:
 
     llguidance counts its own steps and stops; the other two have no limits.
     """
-    if plan.backend == "llguidance":
-        return False
-    if plan.backend == "outlines" or isinstance(plan.form, Json):
-        return True
-    if isinstance(plan.form, WholeText):
-        return size_of(plan.form.pattern) > _SMALL_PATTERN
-    assert isinstance(plan.form, Rules)
-    size = sum(size_of(pattern) for _, pattern in plan.form.rules)
-    return size > _SMALL_PATTERN or len(print_ebnf(plan.form)) > _SMALL_EBNF
+    return plan.backend != "llguidance"
 
 
 def compile_here(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGrammar:
@@ -45,10 +34,20 @@ def compile_here(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGrammar:
     return assemble(plan, compile_saved(plan, vocabulary), vocabulary)
 
 
+def warm(backend: str, vocabulary: GrammarVocabulary) -> None:
+    """Import a library and build its tokenizer: seconds, once, that belong to no constraint."""
+    if backend == "xgrammar":
+        xgrammar.compile_ebnf('root ::= "a"', vocabulary)
+    else:
+        outlines.vocabulary_of(vocabulary)
+
+
 def compile_saved(plan: Plan, vocabulary: GrammarVocabulary) -> bytes:
     """What a child process compiles, as bytes."""
     if plan.backend == "xgrammar":
-        return xgrammar.save(xgrammar.compile_ebnf(_ebnf(plan), vocabulary))
+        compiled = xgrammar.compile_ebnf(_ebnf(plan), vocabulary)
+        xgrammar.probe(compiled, vocabulary)
+        return xgrammar.save(compiled)
     return outlines.save(outlines.compile_regex(_regex(plan), vocabulary))
 
 

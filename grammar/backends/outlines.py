@@ -18,7 +18,7 @@ from decodex.grammar.mask import has_bit
 from decodex.grammar.matcher import MaskRow
 from decodex.grammar.vocabulary import GrammarVocabulary
 
-__all__ = ["OutlinesGrammar", "OutlinesMatcher", "compile_regex", "json_regex", "save"]
+__all__ = ["OutlinesGrammar", "OutlinesMatcher", "compile_regex", "json_regex", "save", "vocabulary_of"]
 
 _MAX_KEPT_MASKS = 128
 _MAX_FORCED_TOKENS = 64  # legal tokens among which a common beginning is looked for
@@ -44,8 +44,8 @@ def json_regex(schema: Any, whitespace: str) -> str:
     return regex.replace(_MARK, "")
 
 
-def compile_regex(regex: str, vocabulary: GrammarVocabulary) -> outlines_core.Index:
-    """The index of a regex in Rust's syntax that matches the whole output."""
+def vocabulary_of(vocabulary: GrammarVocabulary) -> outlines_core.Vocabulary:
+    """The library's vocabulary, built once."""
 
     def build() -> outlines_core.Vocabulary:
         by_bytes: dict[bytes, list[int]] = {}
@@ -53,9 +53,14 @@ def compile_regex(regex: str, vocabulary: GrammarVocabulary) -> outlines_core.In
             by_bytes.setdefault(token, []).append(token_id)
         return outlines_core.Vocabulary(min(vocabulary.eos_token_ids), by_bytes)
 
+    return vocabulary.built("outlines", build)
+
+
+def compile_regex(regex: str, vocabulary: GrammarVocabulary) -> outlines_core.Index:
+    """The index of a regex in Rust's syntax that matches the whole output."""
     try:
         # the library takes the first alternative that matches; held to the end of the text, it takes them all
-        return outlines_core.Index(rf"(?:{regex})\z", vocabulary.built("outlines", build))
+        return outlines_core.Index(rf"(?:{regex})\z", vocabulary_of(vocabulary))
     except Exception as error:
         raise ConstraintError(str(error).strip().partition("\n")[0][:300]) from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +22,11 @@ from decodex.grammar.vocabulary import GrammarVocabulary
 if TYPE_CHECKING:
     import xgrammar
 
-__all__ = ["XgrammarGrammar", "XgrammarMatcher", "compile_ebnf", "json_ebnf", "load", "save"]
+__all__ = ["XgrammarGrammar", "XgrammarMatcher", "compile_ebnf", "json_ebnf", "load", "probe", "save"]
 
 _MAX_WHITESPACE = 40
+_PROBED_TOKENS = 16
+_MAX_SECONDS = 0.1  # for the mask and the acceptance of one token
 _SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":")}
 _ESCAPE_RULE = re.compile(r"(?m)^basic_escape ::= .*$")
 _OUR_ESCAPES = r'basic_escape ::= ((["\\bfnrt]) | ("u00" [01] [A-Fa-f0-9]))'
@@ -59,6 +62,22 @@ def compile_ebnf(text: str, vocabulary: GrammarVocabulary) -> xgrammar.CompiledG
         return compiler.compile_grammar(text)
     except Exception as error:
         raise ConstraintError(_reason(error)) from None
+
+
+def probe(compiled: xgrammar.CompiledGrammar, vocabulary: GrammarVocabulary) -> None:
+    """Refuse a grammar that the library takes long for at single tokens (it has no limits): the longest ones are tried.
+
+    Meant for a process that can be killed, for a single one may take minutes.
+    """
+    grammar = XgrammarGrammar(Constraint("grammar", ""), vocabulary, compiled)
+    matcher = grammar.matcher()
+    for _ in range(_PROBED_TOKENS):
+        started = time.thread_time()
+        legal = vocabulary.unpack(matcher.mask() & vocabulary.text_bits)
+        if not legal or not matcher.accept(max(legal, key=lambda token: len(vocabulary.tokens[token]))):
+            return
+        if time.thread_time() - started > _MAX_SECONDS:
+            raise ConstraintError("xgrammar takes too long for single tokens of this grammar (llguidance has limits)")
 
 
 def save(compiled: xgrammar.CompiledGrammar) -> bytes:
