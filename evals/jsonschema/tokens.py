@@ -66,7 +66,7 @@ def accepts(grammar: Any, vocabulary: GrammarVocabulary, text: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=pathlib.Path, default=ROOT.parent / "shared" / "data")
-    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--every", type=int, default=40)
     args = parser.parse_args()
     vocabulary = vocabulary_of(args.model)
