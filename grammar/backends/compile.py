@@ -15,13 +15,17 @@ from decodex.grammar.vocabulary import GrammarVocabulary
 
 __all__ = ["assemble", "compile_here", "compile_saved", "is_risky", "warm"]
 
+_SMALL_EBNF = 3_000  # characters of EBNF that xgrammar compiles and tries in milliseconds
+
 
 def is_risky(plan: Plan) -> bool:
     """Whether compiling may take long or much memory: then it is done where it can be killed.
 
     llguidance counts its own steps and stops; the other two have no limits.
     """
-    return plan.backend != "llguidance"
+    if plan.backend != "xgrammar" or isinstance(plan.form, Json):
+        return plan.backend != "llguidance"
+    return len(_ebnf(plan)) > _SMALL_EBNF
 
 
 def compile_here(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGrammar:
@@ -30,6 +34,7 @@ def compile_here(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGrammar:
         return _compile_llguidance(plan, vocabulary)
     if plan.backend == "xgrammar":
         compiled = xgrammar.compile_ebnf(_ebnf(plan), vocabulary)
+        xgrammar.probe(compiled, vocabulary)
         return xgrammar.XgrammarGrammar(plan.constraint, vocabulary, compiled)
     return assemble(plan, compile_saved(plan, vocabulary), vocabulary)
 
