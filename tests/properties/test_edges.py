@@ -119,6 +119,9 @@ TIES = [2.0] * 4 + [-INF] * 4 + [1.0] * 4
 @example(
     cases=[([-INF] * 11 + [3.0], {"temperature": 1.0, "dynatemp_range": 1.0, "typical_p": 0.5, "top_n_sigma": 1e-9})]
 )
+@example(  # tokens whose x is -inf are none that XTC could keep
+    cases=[([0.0] * 11 + [0.125], {"temperature": 1e-40, "xtc_threshold": 0.0, "xtc_probability": 0.5})]
+)
 def test_kept_tokens_and_logprobs_are_the_law(cases):
     check_against_law(cases)
 
