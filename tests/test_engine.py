@@ -229,12 +229,12 @@ def test_a_request_that_can_never_fit_the_pool_is_refused():
 def test_queue_is_bounded_and_ids_are_unique():
     engine = make_engine(max_queued_requests=2)
     for name in ("a", "b"):
-        engine.add(engine.admission.admit([1], request_id=name))
+        engine.add(engine.admission.admit([1], SamplingParams(ignore_eos=True), request_id=name))
     with pytest.raises(QueueFullError, match="max_queued_requests"):
-        engine.add(engine.admission.admit([1], request_id="c"))
+        engine.add(engine.admission.admit([1], SamplingParams(ignore_eos=True), request_id="c"))
     engine.step()
     with pytest.raises(RequestError, match="request_id"):
-        engine.add(engine.admission.admit([1], request_id="a"))
+        engine.add(engine.admission.admit([1], SamplingParams(ignore_eos=True), request_id="a"))
 
 
 def test_two_steps_of_equal_requests_have_equal_fingerprints_and_say_replayable():
