@@ -43,7 +43,7 @@ def judged(cases: Iterable[data.Case], backend: str, judge: worker.Worker | None
         letter, detail = judge.verdict(backend, case) if judge else worker.verdict_of(backend, case)
         letters.append(letter)
         relabelled += case.relabelled
-        if letter in "ARBM":
+        if letter in "ARBM" and (backend == "auto" or len(wrong) < MAX_LISTED):
             wrong[case.name] = f"{letter}: {detail}"
         elif letter != worker.RIGHT:
             reasons[re.sub(r"'.*?'|\".*?\"|[0-9]+", "_", detail)[:100]] += 1
