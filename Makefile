@@ -4,6 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 NATIVE := $(wildcard setup.py kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/*.inc kernels/cpu/*.def)
 TESTS ?=
+WORKERS ?= 2
 
 .PHONY: setup demo test sweep check bench peers
 
@@ -14,9 +15,9 @@ setup: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/decodex demo
 
-# test: every test (TESTS="tests/kernels -k rope" for a part)
+# test: every test, in two processes (TESTS="tests/kernels -k rope" for a part, WORKERS=0 for one process)
 test: $(STAMP)
-	$(BIN)/pytest -q $(TESTS)
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadscope $(TESTS)
 
 # sweep: the slow property sweeps and examples, which test leaves out
 sweep: $(STAMP)

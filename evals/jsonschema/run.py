@@ -38,7 +38,9 @@ MAX_LISTED = 12
 
 def judged(cases: Iterable[data.Case], backend: str, judge: worker.Worker | None) -> dict[str, Any]:
     """Letters, what is wrong, and the reasons of refusals of one backend over some cases."""
-    letters, wrong, reasons, relabelled = [], {}, Counter[str](), 0
+    letters: list[str] = []
+    wrong: dict[str, Any] = {}
+    reasons, relabelled = Counter[str](), 0
     for case in cases:
         letter, detail = judge.verdict(backend, case) if judge else worker.verdict_of(backend, case)
         letters.append(letter)

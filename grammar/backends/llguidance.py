@@ -62,7 +62,7 @@ def json_options(whitespace: str) -> dict[str, Any]:
         "item_separator": item,
         "key_separator": key,
         "whitespace_flexible": whitespace == "flexible",
-        "json_allowed_escapes": '"\\bfnrtu',  # u: control characters only
+        "json_allowed_escapes": 'nrbtf\\"',  # no u: names could be spelled in two ways
         "json_allow_general_unicode_escapes": False,
         "lenient": False,
         "coerce_one_of": False,

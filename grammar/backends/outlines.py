@@ -24,7 +24,7 @@ _MAX_KEPT_MASKS = 128
 _MAX_FORCED_TOKENS = 64  # legal tokens among which a common beginning is looked for
 _MAX_WHITESPACE = 40
 _MARK = "\ue000"  # stands for whitespace between the library and us
-_STRING_INNER = r'(?:[^"\\\x00-\x1F]|\\["\\bfnrt]|\\u00[01][0-9A-Fa-f])'
+_STRING_INNER = r'(?:[^"\\\x00-\x1F]|\\["\\bfnrt])'
 
 
 def json_regex(schema: Any, whitespace: str) -> str:

@@ -29,7 +29,7 @@ _PROBED_TOKENS = 16
 _MAX_SECONDS = 0.1  # for the mask and the acceptance of one token
 _SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":")}
 _ESCAPE_RULE = re.compile(r"(?m)^basic_escape ::= .*$")
-_OUR_ESCAPES = r'basic_escape ::= ((["\\bfnrt]) | ("u00" [01] [A-Fa-f0-9]))'
+_OUR_ESCAPES = r'basic_escape ::= (["\\bfnrt])'
 # in strings with a length the library lets control characters through, and no escapes
 _COUNTED_CHARACTER = r'::= (([^\"\\\r\n]))'
 _OUR_CHARACTER = r'::= (([^\0-\x1f\"\\]) | ("\\" basic_escape))'

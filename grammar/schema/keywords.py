@@ -10,7 +10,7 @@ from typing import Any
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.schema.ecma import RegexError
 from decodex.grammar.schema.formats import FORMATS, NOT_REGULAR
-from decodex.grammar.schema.nodes import TYPES, Lit, Members, Node, ObjectPart, refuse
+from decodex.grammar.schema.nodes import TYPES, Lit, Members, Node, ObjectPart, key_of, refuse
 from decodex.grammar.schema.patterns import whole_regexes
 
 __all__ = ["KEYWORDS", "Reader"]
@@ -27,6 +27,8 @@ KEYWORDS = {
     "allOf": "all_of", "anyOf": "any_of", "oneOf": "one_of", "not": "negation", "if": "conditional",
     "unevaluatedProperties": "unevaluated_properties", "unevaluatedItems": "unevaluated_items",
 }  # fmt: skip
+
+PROSE = frozenset({"title", "description", "$comment"})
 
 
 def fraction(value: float) -> Fraction:
@@ -224,10 +226,32 @@ class Reader:
             self.add("lit", lit)
 
     def any_of(self) -> None:
-        self.add("any", [[("lit", lit)] for lit in self.list_of("anyOf")])
+        values = self.listed("anyOf")
+        if values:
+            self.add("enum", Members({key_of(value): value for value in values}.values()))
+        else:
+            self.add("any", [[("lit", lit)] for lit in self.list_of("anyOf")])
 
     def one_of(self) -> None:
-        self.add("one", self.list_of("oneOf"))
+        members = Members(self.listed("oneOf"))
+        if members and len(members.keys) == len(members):  # no value is in two of them
+            self.add("enum", members)
+        else:
+            self.add("one", self.list_of("oneOf"))
+
+    def listed(self, key: str) -> list[Any]:
+        """The values of alternatives that only list some (thousands, in schemas that programs write); or nothing."""
+        values: list[Any] = []
+        branches = self.schema[key]
+        for branch in branches if isinstance(branches, list) else ():
+            names = branch.keys() - PROSE if isinstance(branch, dict) else set()
+            if names == {"const"} and self.draft != 4:
+                values.append(branch["const"])
+            elif names == {"enum"} and isinstance(branch["enum"], list) and branch["enum"]:
+                values += branch["enum"]
+            else:
+                return []
+        return values
 
     def negation(self) -> None:
         self.add("lit", Lit(self.sub("not").node, False))

@@ -127,7 +127,8 @@ def test_a_constraint_is_a_text_or_the_name_of_a_file(tmp_path: pathlib.Path) ->
         arguments = parser.parse_exactly(["hi", "--json-schema", value, "--json-whitespace", "compact"])
         params = sampling_params(arguments, {})
         assert params.structured_outputs == StructuredOutputsParams(json=schema, whitespace="compact")
-    choice = sampling_params(parser.parse_exactly(["hi", "--choice", "a", "--choice", "b", "--grammar-backend", "outlines"]), {})
+    argv = ["hi", "--choice", "a", "--choice", "b", "--grammar-backend", "outlines"]
+    choice = sampling_params(parser.parse_exactly(argv), {})
     assert choice.structured_outputs == StructuredOutputsParams(choice=("a", "b"), backend="outlines")
 
 

@@ -375,19 +375,19 @@ def test_bodies_agree_bit_for_bit(vocab_size, has_rare):
 
 @pytest.mark.skipif(backend.cpu_library() is None, reason="no CPU library")
 @pytest.mark.parametrize("kind", ["normal", "coarse", "halves", "sparse"])
-@pytest.mark.parametrize("top_p", [1e-6, 0.5, 0.9, 0.95, 0.999])
+@pytest.mark.parametrize("top_p", [1e-6, 0.9, 0.999])
 def test_nuclei_of_long_rows(kind, top_p):
     """The proof by rough sums and the exact border, on flat and peaked rows with ties and bans."""
     generator = torch.Generator().manual_seed(int(top_p * 1000))
-    logits = torch.randn(32, 9001, generator=generator) * torch.linspace(0.05, 8, 32)[:, None]
+    logits = torch.randn(12, 4999, generator=generator) * torch.linspace(0.05, 8, 12)[:, None]
     if kind == "coarse":
         logits = (logits * 2).round() / 2
     if kind == "halves":
         logits = logits.bfloat16().float()
     if kind == "sparse":
-        logits[:, torch.rand(9001, generator=generator) < 0.5] = -torch.inf
+        logits[:, torch.rand(4999, generator=generator) < 0.5] = -torch.inf
     for temperature, min_p in ((1.0, 0.0), (1.6, 0.001)):
-        rows = make_rows(32, temperature=temperature, top_p=top_p, min_p=min_p)
+        rows = make_rows(12, temperature=temperature, top_p=top_p, min_p=min_p)
         native = sample_rows(logits, rows)
         with backend.set_backend("reference"):
             assert torch.equal(native, sample_rows(logits, rows))

@@ -80,7 +80,7 @@ def pool_grammars() -> list[CompiledGrammar]:
 GRAMMARS = pool_grammars()
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(PATTERNS, st.randoms(use_true_random=False))
 def test_masks_of_random_patterns_equal_their_members(pattern: Pattern, rng: random.Random) -> None:
     members = members_of(pattern)
