@@ -12,7 +12,7 @@ from decodex.tokenizer import Tokenizer
 __all__ = ["Detokenizer"]
 
 REPLACEMENT = "\ufffd"  # how a decoder shows bytes that are not (yet) a character
-MAX_HELD = 4  # tokens that may be one unfinished character
+MAX_HELD = 3  # tokens that may be a character's beginning: it has four bytes at most
 
 
 class Detokenizer:
@@ -71,14 +71,19 @@ class _Windows:
         self._ids: list[int] = []  # from _prefix on
         self._num_known = 0
         self._known = ""  # text of the known ones
+        self._num_held = 0  # tokens in a row whose text may be the beginning of a character
 
     def append(self, token_id: int) -> str:
         if self._skip and token_id in self._tokenizer.special_ids:
             return ""
         self._ids.append(token_id)
         text = self._tokenizer.decode(self._ids, self._skip)
-        is_unfinished = text.endswith(REPLACEMENT) and len(self._ids) - self._num_known < MAX_HELD
-        return "" if is_unfinished or not self._is_longer(text) else self._take(text)
+        if not self._is_longer(text):
+            return ""
+        if text.endswith(REPLACEMENT) and self._num_held < MAX_HELD:
+            self._num_held += 1
+            return ""
+        return self._take(text)
 
     def flush(self) -> str:
         text = self._tokenizer.decode(self._ids, self._skip)
@@ -89,6 +94,7 @@ class _Windows:
 
     def _take(self, text: str) -> str:
         new = text[len(self._known) :]
+        self._num_held = 0
         self._ids = self._ids[self._num_known :]
         self._num_known = len(self._ids)
         self._known = self._tokenizer.decode(self._ids, self._skip)

@@ -145,6 +145,15 @@ def test_byte_fallback_of_valid_text(fallback_tokenizers, name, text, skip, data
     assert all("\ufffd" not in delta for delta in deltas)
 
 
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_token_without_text_before_a_character_of_four_bytes(fallback_tokenizers, name):
+    """A leading space that the decoder drops counted as a part of the character."""
+    detokenizer = Detokenizer(fallback_tokenizers[name], False)
+    tokens = [3, *(byte + FIRST_BYTE for byte in "😀".encode())]
+    deltas = [*map(detokenizer.append, tokens), detokenizer.flush()]
+    assert "".join(deltas).strip() == "😀"
+
+
 @given(
     broken=st.lists(st.sampled_from([0xFF, 0xC3, 0xE4, 0x80]), min_size=1, max_size=3), whole=st.text("é中", max_size=3)
 )
