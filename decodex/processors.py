@@ -127,7 +127,6 @@ class ProcessorSet:
 
     def __init__(self, engine: Sequence[LogitsProcessor], own: Sequence[Any], *, is_copied: bool = True) -> None:
         """`is_copied`: whether stateful ones are (a caller's own loop keeps its processors itself)."""
-        self.shared = [p if is_pure(p) else None for p in engine]  # run for all rows at once
         self.engine = [None if is_pure(p) else _copied(p, f"engine logits_processors[{i}]")
                        for i, p in enumerate(engine)]  # fmt: skip
         self.own: list[LogitsProcessor] = []

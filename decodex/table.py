@@ -59,9 +59,3 @@ class RequestTable:
         self.sequences[seq.slot] = None
         self._free.append(seq.slot)
         seq.slot = -1
-
-    def slots_of(self, block_ids: Seq[int], start: int, end: int, block_size: int) -> Tensor:
-        """KV slots of token places start..end-1 of a block list, [end-start] int64."""
-        places = np.arange(start, end)
-        blocks = np.asarray(block_ids, dtype=np.int64)[places // block_size]
-        return torch.from_numpy(blocks * block_size + places % block_size)
