@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from decodex.features.feature import Feature
 from decodex.request import Sequence
