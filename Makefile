@@ -17,7 +17,7 @@ demo: $(STAMP)
 
 # test: every test, in two processes (TESTS="tests/kernels -k rope" for a part, WORKERS=0 for one process)
 test: $(STAMP)
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadscope $(TESTS)
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadscope --max-worker-restart 0 $(TESTS)
 
 # sweep: the slow property sweeps and examples, which test leaves out
 sweep: $(STAMP)

@@ -30,9 +30,7 @@ def test_a_loop_over_sample_is_the_engine():
     for _ in range(12):
         logits = torch.stack([torch.from_numpy(hash_logits(row, len(TEXTS))) for row in rows])
         before = logits.clone()
-        tokens = functional.sample(
-            logits, PARAMS, token_ids=rows, num_prompt_tokens=len(PROMPT), tokenizer=TOKENIZER
-        )
+        tokens = functional.sample(logits, PARAMS, token_ids=rows, num_prompt_tokens=len(PROMPT), tokenizer=TOKENIZER)
         assert torch.equal(logits, before)
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.append(token)

@@ -57,9 +57,7 @@ def room_files(root: pathlib.Path) -> dict[str, pathlib.Path]:
         for folder, subfolders, names in os.walk(root / room):
             here = pathlib.Path(folder)
             subfolders[:] = [name for name in subfolders if not (here / name).is_symlink()]
-            found.update(
-                {module_name(here / name, root): here / name for name in names if name.endswith(".py")}
-            )
+            found.update({module_name(here / name, root): here / name for name in names if name.endswith(".py")})
     return found
 
 
@@ -90,14 +88,10 @@ def imports_of(module: str, path: pathlib.Path, known: dict[str, pathlib.Path]) 
             if node.level:
                 anchor = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*anchor, base]) if base else ".".join(anchor)
-            targets = [
-                f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names
-            ]
+            targets = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names]
         elif is_dynamic_import(node):
             assert isinstance(node, ast.Call)
-            targets = [
-                a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)
-            ]
+            targets = [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         for target in targets:
             first = target.split(".")[0]
             if first == "decodex" or first in ROOMS:
@@ -120,9 +114,7 @@ def forbidden_edges(imports: list[Import]) -> list[str]:
         if edge.target.split(".")[0] != "decodex":
             faults.append(f"{edge.source}:{edge.line} imports {edge.target}: write decodex.{edge.target}")
         elif source != target and target not in ALLOWED[source]:
-            faults.append(
-                f"{edge.source}:{edge.line} imports {edge.target}: {source} may not import {target}"
-            )
+            faults.append(f"{edge.source}:{edge.line} imports {edge.target}: {source} may not import {target}")
     return faults
 
 
@@ -201,9 +193,7 @@ def write_tree(root: pathlib.Path, files: dict[str, str]) -> None:
     ],
 )
 def test_checker_finds_a_bad_edge(tmp_path: pathlib.Path, name: str, text: str, complaint: str) -> None:
-    write_tree(
-        tmp_path, {"decodex/__init__.py": "", "decodex/errors.py": "", "kernels/__init__.py": "", name: text}
-    )
+    write_tree(tmp_path, {"decodex/__init__.py": "", "decodex/errors.py": "", "kernels/__init__.py": "", name: text})
     imports, _ = all_imports(tmp_path)
     [fault] = forbidden_edges(imports)
     assert complaint in fault
@@ -229,9 +219,7 @@ def test_checker_accepts_the_edges_of_the_map(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_checker_finds_a_circle_unless_only_type_checking_closes_it(
-    tmp_path: pathlib.Path, guarded: bool
-) -> None:
+def test_checker_finds_a_circle_unless_only_type_checking_closes_it(tmp_path: pathlib.Path, guarded: bool) -> None:
     line = "from decodex.a import A"
     closing = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {line}" if guarded else line
     write_tree(

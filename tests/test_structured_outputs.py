@@ -459,9 +459,7 @@ def test_every_field_changes_the_result():
         values = {"max_tokens": 12 if name == "finish_within_budget" else 100}
         texts = [run(byte_engine(), ([1], params_of(c, **values)))[0].outputs[0].text for c in (without, with_it)]
         assert len({free, *texts}) == 3, name
-    shown = {
-        backend: run_backend({"regex": "[a-z]{4}", "backend": backend}) for backend in ("llguidance", "outlines")
-    }
+    shown = {backend: run_backend({"regex": "[a-z]{4}", "backend": backend}) for backend in ("llguidance", "outlines")}
     assert shown == {"llguidance": "llguidance", "outlines": "outlines"}
     assert {field.name for field in options_of(StructuredOutputsParams)} == {*pairs, "backend"}
 

@@ -114,9 +114,7 @@ def test_nothing_starts_before_it_is_needed_and_everything_ends_with_the_owner()
 
 def test_closing_leaves_no_verdict_open():
     check = IndependentCheck(timeout=60.0)
-    verdicts = [
-        check.submit(Constraint("json", '{"pattern": "^(a+)+$"}'), '"' + "a" * 60 + '!"') for _ in range(3)
-    ]
+    verdicts = [check.submit(Constraint("json", '{"pattern": "^(a+)+$"}'), '"' + "a" * 60 + '!"') for _ in range(3)]
     time.sleep(0.5)
     check.close()
     for each in verdicts:

@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from grammar.toy import BACKENDS, accepts, check_finite, compiled
+from toy_grammars import BACKENDS, accepts, check_finite, compiled
 
 from decodex.grammar.errors import ConstraintError
 

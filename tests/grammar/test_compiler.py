@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from grammar.toy import VOCABULARY, accepts
+from toy_grammars import VOCABULARY, accepts
 
 from decodex.grammar import compiler as module
 from decodex.grammar.backends import xgrammar

@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from grammar.toy import accepts, check_finite, compiled
+from toy_grammars import accepts, check_finite, compiled
 
 from decodex.grammar.ebnf import parse_ebnf
 from decodex.grammar.errors import ConstraintError

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from grammar.toy import VOCABULARY, accepts, check_finite, compiled
+from toy_grammars import VOCABULARY, accepts, check_finite, compiled
 
 from decodex.grammar.backends.compile import compile_here
 from decodex.grammar.constraint import Constraint

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import re2
-from grammar.toy import BACKENDS, accepts, compiled
+from toy_grammars import BACKENDS, accepts, compiled
 
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.pattern import to_rust

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from grammar.toy import VOCABULARY, compiled, mask_of
+from toy_grammars import VOCABULARY, compiled, mask_of
 
 from decodex.grammar.errors import ConstraintError
 

@@ -14,10 +14,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from grammar.toy import accepts, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties.schemas import instances, mutants, schemas
+from toy_grammars import accepts, compiled
 
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.schema.prepare import prepare_schema
