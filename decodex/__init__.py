@@ -47,9 +47,7 @@ _HOME = {
     "StructuredOutputsParams": "structured_outputs",
     "__version__": "version",
     **dict.fromkeys(("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "outputs"),
-    **dict.fromkeys(
-        ("DecodexError", "EngineError", "ModelError", "QueueFullError", "RequestError"), "errors"
-    ),
+    **dict.fromkeys(("DecodexError", "EngineError", "ModelError", "QueueFullError", "RequestError"), "errors"),
 }
 
 

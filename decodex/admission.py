@@ -146,9 +146,7 @@ class Admission:
         limit = min(config.max_model_len, pool_tokens)
         what = "max_model_len" if limit == config.max_model_len else "the KV pool's size (see kv_cache_gib)"
         if num_prompt >= limit:
-            raise RequestError(
-                "prompt", f"{num_prompt} tokens", f"at most {limit - 1} tokens", f"{what} is {limit}"
-            )
+            raise RequestError("prompt", f"{num_prompt} tokens", f"at most {limit - 1} tokens", f"{what} is {limit}")
         if params.max_tokens is not None and num_prompt + params.max_tokens > limit:
             hint = f"{what} is {limit} and the prompt has {num_prompt} tokens"
             raise RequestError("max_tokens", params.max_tokens, f"at most {limit - num_prompt} here", hint)

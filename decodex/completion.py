@@ -128,9 +128,7 @@ class Completion:
         if best is None:
             return False
         at, _, stop = best
-        self._text = (
-            self._text[: at + len(stop)] if self._params.include_stop_str_in_output else self._text[:at]
-        )
+        self._text = self._text[: at + len(stop)] if self._params.include_stop_str_in_output else self._text[:at]
         return self._finish("stop", stop)
 
     def _finish(self, reason: str, stop_reason: int | str | None) -> bool:

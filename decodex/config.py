@@ -30,22 +30,14 @@ AUTO_MAX_MODEL_LEN = 131_072
 class EngineConfig:
     """The options of an engine. Raises `RequestError` naming the field."""
 
-    model: str = option(
-        default="smollm2-135m", help="demo model name, Hugging Face id, local folder or .gguf file"
-    )
+    model: str = option(default="smollm2-135m", help="demo model name, Hugging Face id, local folder or .gguf file")
     device: str = option(default="auto", help="where the model runs: auto is cuda if there is one, else cpu")
-    dtype: str = option(
-        default="auto", help="precision of the weights; auto keeps the checkpoint's", choices=DTYPES
-    )
-    quantization: str | None = option(
-        default=None, help="int8: weight-only, per output channel", choices=("int8",)
-    )
+    dtype: str = option(default="auto", help="precision of the weights; auto keeps the checkpoint's", choices=DTYPES)
+    quantization: str | None = option(default=None, help="int8: weight-only, per output channel", choices=("int8",))
     max_model_len: int | None = option(
         default=None, help="longest prompt plus answer, in tokens; default: the model's context"
     )
-    max_num_seqs: int | None = option(
-        default=None, help=f"most sequences in one step; default {AUTO_MAX_NUM_SEQS}"
-    )
+    max_num_seqs: int | None = option(default=None, help=f"most sequences in one step; default {AUTO_MAX_NUM_SEQS}")
     max_num_batched_tokens: int | None = option(
         default=None,
         help=f"token budget of one step, prefill chunks included; default {AUTO_MAX_NUM_BATCHED_TOKENS}",
@@ -56,9 +48,7 @@ class EngineConfig:
     )
     block_size: int = option(default=16, help="tokens in a KV block")
     enable_prefix_caching: bool = option(default=True, help="reuse the KV blocks of equal prompt beginnings")
-    speculative_config: Any = option(
-        default=None, help="speculation; not available yet: only None or False", cli=False
-    )
+    speculative_config: Any = option(default=None, help="speculation; not available yet: only None or False", cli=False)
     check_outputs: bool = option(
         default=True, help="validate each constrained output again, independently, before it is reported finished"
     )
@@ -128,9 +118,7 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise RequestError("device", name, "auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise RequestError(
-            "device", name, "a device of this machine", "no CUDA device is visible: use device='cpu'"
-        )
+        raise RequestError("device", name, "a device of this machine", "no CUDA device is visible: use device='cpu'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RequestError("device", name, f"a device below cuda:{torch.cuda.device_count()}")
     return device
@@ -142,9 +130,7 @@ def resolve(
     """Decide every "auto" from the loaded model and this machine, check the sizes against each other, and log them."""
     max_model_len = config.max_model_len or min(max_position, AUTO_MAX_MODEL_LEN)
     if max_model_len > max_position:
-        raise RequestError(
-            "max_model_len", max_model_len, f"at most the model's context of {max_position} tokens"
-        )
+        raise RequestError("max_model_len", max_model_len, f"at most the model's context of {max_position} tokens")
     max_num_seqs = config.max_num_seqs or AUTO_MAX_NUM_SEQS
     budget = config.max_num_batched_tokens or max(AUTO_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
     block_nbytes = config.block_size * sum(layer.nbytes_per_token for layer in kv_spec)
@@ -155,15 +141,11 @@ def resolve(
             raise RequestError("kv_cache_gib", config.kv_cache_gib, "at most the memory of this machine")
         num_blocks = pool_nbytes // block_nbytes
     else:
-        free = (
-            torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-        )
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
         num_blocks = min(most_blocks, int(AUTO_KV_SHARE * free) // block_nbytes)
     if num_blocks < 2:
         least = 2 * block_nbytes / 2**30
-        raise RequestError(
-            "kv_cache_gib", config.kv_cache_gib, f"at least {least:.6f} (two blocks of this model)"
-        )
+        raise RequestError("kv_cache_gib", config.kv_cache_gib, f"at least {least:.6f} (two blocks of this model)")
     resolved = ResolvedConfig(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,

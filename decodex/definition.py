@@ -95,9 +95,7 @@ def definition(cls: type[T]) -> type[T]:
     @functools.wraps(plain_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if args:
-            raise TypeError(
-                f"{cls.__name__} takes keyword arguments only, e.g. {cls.__name__}({names[0]}=...)"
-            )
+            raise TypeError(f"{cls.__name__} takes keyword arguments only, e.g. {cls.__name__}({names[0]}=...)")
         for key in [key for key in kwargs if key not in names]:
             value = kwargs.pop(key)
             if key not in refused:
@@ -141,9 +139,7 @@ def check_int(field: str, value: Any, low: int, high: int | None = None) -> int:
     return int(number)
 
 
-def check_number(
-    field: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False
-) -> float:
+def check_number(field: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False) -> float:
     """`value` as a finite float within [low, high] ((low, high] with `open_low`), else a RequestError."""
     left = "(" if open_low else "["
     bounds = (

@@ -79,7 +79,7 @@ class Engine:
         self.fingerprint = system_fingerprint(model, f"{config.dtype}/{config.quantization}", device)
         vocabulary = Vocabulary(tokenizer, model.vocab_size)
         processors = [bind(processor) for processor in config.logits_processors]
-        features = build_features(vocabulary, processors)
+        features = build_features(vocabulary, processors, device)
         self.grammars = Grammars(vocabulary)
         self.admission = Admission(self.config, tokenizer, model.vocab_size, features, self.grammars, processors)
         exempt = [*vocabulary.eos_token_ids, *vocabulary.newline_ids()]
@@ -121,9 +121,7 @@ class Engine:
         if request.request_id in self._requests:
             raise RequestError("request_id", request.request_id, "an id that is not in use")
         if not self.has_queue_room:
-            raise QueueFullError(
-                f"{self.config.max_queued_requests} requests wait already (max_queued_requests)"
-            )
+            raise QueueFullError(f"{self.config.max_queued_requests} requests wait already (max_queued_requests)")
         self._requests[request.request_id] = request
         self.verdicts.expect(request)
         for seq in request.sequences:
@@ -270,8 +268,7 @@ class Engine:
             and e.seq.request.metrics.speculation_off is None
         ]
         views = [
-            ProposerView(seq.slot, seq.token_ids, seq.num_prompt_tokens, seq.num_remaining - 1)
-            for seq in decoding
+            ProposerView(seq.slot, seq.token_ids, seq.num_prompt_tokens, seq.num_remaining - 1) for seq in decoding
         ]
         for seq, draft in zip(decoding, self.proposer.propose(views), strict=True):
             seq.draft = draft if draft else None

@@ -28,19 +28,13 @@ class LayerKV:
 class KVCache:
     """Slot-major key/value storage: slot = block_id * block_size + offset in the block."""
 
-    def __init__(
-        self, spec: Sequence[LayerKV], num_blocks: int, block_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, spec: Sequence[LayerKV], num_blocks: int, block_size: int, device: torch.device) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         slots = num_blocks * block_size
         # empty, not zeros: untouched pages of the pool cost no memory until a block is first written
-        self.k = [
-            torch.empty(slots, s.num_kv_heads, s.k_dim, device=device) for s in spec
-        ]  # [num_slots, Hkv, Dk]
-        self.v = [
-            torch.empty(slots, s.num_kv_heads, s.v_dim, device=device) for s in spec
-        ]  # [num_slots, Hkv, Dv]
+        self.k = [torch.empty(slots, s.num_kv_heads, s.k_dim, device=device) for s in spec]  # [num_slots, Hkv, Dk]
+        self.v = [torch.empty(slots, s.num_kv_heads, s.v_dim, device=device) for s in spec]  # [num_slots, Hkv, Dv]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination): the copy of copy-on-write."""

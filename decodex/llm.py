@@ -39,9 +39,7 @@ def one_params_each(params: Any, num_prompts: int, schema: Any = None) -> list[S
     if not isinstance(params, Sequence) or isinstance(params, (str, bytes)):
         raise RequestError("params", params, "SamplingParams, or a list with one for each prompt")
     if len(params) != num_prompts:
-        raise RequestError(
-            "params", f"{len(params)} items", f"one, or one for each of the {num_prompts} prompts"
-        )
+        raise RequestError("params", f"{len(params)} items", f"one, or one for each of the {num_prompts} prompts")
     return [with_schema(item, schema) for item in params]
 
 

@@ -281,9 +281,7 @@ class SamplingParams:
         check=Flag(),
         step="end",
     )
-    ignore_eos: bool = option(
-        default=False, help="generate past the model's end of sequence", check=Flag(), step="end"
-    )
+    ignore_eos: bool = option(default=False, help="generate past the model's end of sequence", check=Flag(), step="end")
     repetition_stop: int | None = option(
         default=None,
         help="end the output when its last tokens are one pattern this many times, after min_tokens; 0 is off, 4 is a "

@@ -50,9 +50,7 @@ class ModelRunner:
                     source.append(_slot(entry, root + node, self.kv.block_size))
                     target.append(_slot(entry, root + place, self.kv.block_size))
         if source:
-            self.kv.copy_slots(
-                torch.tensor(source, device=self._device), torch.tensor(target, device=self._device)
-            )
+            self.kv.copy_slots(torch.tensor(source, device=self._device), torch.tensor(target, device=self._device))
 
 
 def _slot(entry: PlanEntry, place: int, block_size: int) -> int:

@@ -68,9 +68,7 @@ class Sampler:
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _walk(
-        self, tokens: list[int], batch: StepBatch
-    ) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    def _walk(self, tokens: list[int], batch: StepBatch) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
         """Emitted tokens, accepted nodes and the rows they are from, of each sampled entry."""
         token_ids, accepted, rows = [], [], []
         for entry, start in zip(batch.sampled, batch.row_starts, strict=True):

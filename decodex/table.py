@@ -23,9 +23,7 @@ __all__ = ["RequestTable"]
 class RequestTable:
     """S = max_num_seqs slots."""
 
-    def __init__(
-        self, num_slots: int, max_blocks: int, features: Seq[Feature], exempt: Seq[int] = ()
-    ) -> None:
+    def __init__(self, num_slots: int, max_blocks: int, features: Seq[Feature], exempt: Seq[int] = ()) -> None:
         """`exempt`: token ids that XTC leaves alone."""
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.block_tables = torch.zeros(num_slots, max_blocks, dtype=torch.int32)  # [S, max_blocks]

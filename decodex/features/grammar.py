@@ -1,6 +1,7 @@
 """Grammar masks: rows of constrained sequences keep the tokens after which the text can still be completed. Step 5.
 
-The masks need no logits, so a worker thread fills them while the model's forward runs.
+The masks need no logits, so a worker thread fills them while the model's forward runs; where the forward itself keeps
+every core busy they are filled after it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ class _Masks:
 class GrammarMasks:
     """Off where structured_outputs is None. The matchers are the sequences' (`rows.sequences`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_ahead: bool = True) -> None:
+        """`is_ahead`: fill them while the forward runs."""
         self._slots: set[int] = set()
+        self._is_ahead = is_ahead
         self._worker: ThreadPoolExecutor | None = None
         self._process = os.getpid()
 
@@ -52,18 +55,17 @@ class GrammarMasks:
 
     def prepare(self, rows: Rows) -> None:
         """See PreparedFeature."""
-        if not self._slots or os.getpid() != self._process:  # a forked process has no worker: apply does it all
-            return
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="decodex-masks")
-        rows.begun[self] = self._worker.submit(self._fill, rows)
+        if self._slots and self._is_ahead and os.getpid() == self._process:
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="decodex-masks")
+            rows.begun[self] = self._worker.submit(_fill, rows, self._slots)
 
     def apply(self, logits: Tensor, rows: Rows) -> None:
         """See Feature."""
         if not self._slots:
             return
         begun: Future[_Masks] | None = rows.begun.pop(self, None)
-        masks = self._fill(rows) if begun is None else begun.result()
+        masks = _fill(rows, self._slots) if begun is None else begun.result()
         for row, message in masks.errors.items():
             rows.errors.setdefault(row, message)
         if masks.row_ids:
@@ -75,26 +77,28 @@ class GrammarMasks:
         """See Feature."""
         self._slots.discard(slot)
 
-    def _fill(self, rows: Rows) -> _Masks:
-        by_slot: dict[int, list[int]] = {}
-        for row, slot in enumerate(rows.slots_host):
-            if slot in self._slots:
-                by_slot.setdefault(slot, []).append(row)
-        texts = {slot: rows.sequences[row_ids[0]].constrained for slot, row_ids in by_slot.items()}
-        num_words = next((text.grammar.vocabulary.num_words for text in texts.values() if text is not None), 0)
-        row_ids = [row for of_slot in by_slot.values() for row in of_slot]
-        masks = _Masks(row_ids, np.zeros((len(row_ids), num_words), dtype=np.int32))
-        start = 0
-        for slot, of_slot in by_slot.items():
-            text = texts[slot]
-            assert text is not None, f"slot {slot} is constrained and has no grammar"
-            words = masks.words[start : start + len(of_slot)]
-            start += len(of_slot)
-            error = _fill_slot(text, rows, of_slot, words)
-            if error is not None:
-                words[:] = 0
-                masks.errors.update(dict.fromkeys(of_slot, error))
-        return masks
+
+def _fill(rows: Rows, slots: set[int]) -> _Masks:
+    """The masks of the rows in `slots`, sequence after sequence."""
+    by_slot: dict[int, list[int]] = {}
+    for row, slot in enumerate(rows.slots_host):
+        if slot in slots:
+            by_slot.setdefault(slot, []).append(row)
+    texts = {slot: rows.sequences[row_ids[0]].constrained for slot, row_ids in by_slot.items()}
+    num_words = next((text.grammar.vocabulary.num_words for text in texts.values() if text is not None), 0)
+    row_ids = [row for of_slot in by_slot.values() for row in of_slot]
+    masks = _Masks(row_ids, np.zeros((len(row_ids), num_words), dtype=np.int32))
+    start = 0
+    for slot, of_slot in by_slot.items():
+        text = texts[slot]
+        assert text is not None, f"slot {slot} is constrained and has no grammar"
+        words = masks.words[start : start + len(of_slot)]
+        start += len(of_slot)
+        error = _fill_slot(text, rows, of_slot, words)
+        if error is not None:
+            words[:] = 0
+            masks.errors.update(dict.fromkeys(of_slot, error))
+    return masks
 
 
 def _fill_slot(text: ConstrainedText, rows: Rows, row_ids: list[int], words: MaskRow) -> str | None:

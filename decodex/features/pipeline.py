@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from decodex.features.bad_words import BadWords
 from decodex.features.bias import AllowedTokens, LogitBias
@@ -20,8 +23,12 @@ from decodex.features.vocabulary import Vocabulary
 __all__ = ["build_features"]
 
 
-def build_features(vocabulary: Vocabulary, processors: Sequence[Any] = ()) -> tuple[Feature, ...]:
-    """One object each for an engine; `processors` are the engine's own logits processors."""
+def build_features(
+    vocabulary: Vocabulary, processors: Sequence[Any] = (), device: torch.device | None = None
+) -> tuple[Feature, ...]:
+    """One object each for an engine; `processors` are the engine's own logits processors, `device` is the model's."""
+    # beside a forward that keeps every core busy masks take longer, and it takes longer by more than they do
+    is_all_busy = (device is None or device.type == "cpu") and torch.get_num_threads() >= (os.cpu_count() or 1)
     return (
         LogitBias(vocabulary.size),
         AllowedTokens(vocabulary.size),
@@ -32,5 +39,5 @@ def build_features(vocabulary: Vocabulary, processors: Sequence[Any] = ()) -> tu
         Penalties(),
         Dry(vocabulary),
         CustomProcessors(processors),
-        GrammarMasks(),
+        GrammarMasks(is_ahead=not is_all_busy),
     )
