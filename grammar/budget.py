@@ -133,9 +133,7 @@ class BudgetSteering:
                 kept.append(token_id)
         return kept
 
-    def _completion(
-        self, position: Matcher, endings: list[list[int]], limit: int, max_nodes: int
-    ) -> list[int] | None:
+    def _completion(self, position: Matcher, endings: list[list[int]], limit: int, max_nodes: int) -> list[int] | None:
         """A completion of at most `limit` tokens: one of the endings where that fits, else searched for."""
         if position.is_accepting:
             return []

@@ -30,7 +30,6 @@ class Quoted:
         return Concat((Text(self.opening), self.middle, Text(self.closing)))
 
 
-
 def quoted_texts(patterns: Iterable[Pattern]) -> frozenset[Quoted]:
     """The quoted texts of a whole grammar that can be terminals."""
     by_sign: dict[str, set[Quoted]] = {}

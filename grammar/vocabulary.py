@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,22 @@ from numpy.typing import NDArray
 
 from decodex.grammar.matcher import MaskRow
 
-__all__ = ["GrammarVocabulary"]
+__all__ = ["GrammarVocabulary", "TokensAround"]
+
+_MAX_AROUND = 1024  # texts
 
 _UTF8_BYTES = {bytes([byte]) for byte in range(0xF5) if byte not in (0xC0, 0xC1)}
+
+
+@dataclass(frozen=True)
+class TokensAround:
+    """Tokens of text against a text that is forced."""
+
+    within: MaskRow  # begin the text, or are it
+    beyond: NDArray[np.int64]  # go on after the text,
+    rests: NDArray[np.int64]  # and a token that spells what comes after it, for each of them
+    unspelt: list[tuple[int, bytes]]  # go on after it in a way that no token spells, ordered by that; and the way
+    starts: NDArray[np.int64]  # the longest token that begins that way, for each of them
 
 
 class GrammarVocabulary:
@@ -104,26 +119,32 @@ class GrammarVocabulary:
                 break  # nothing spells the rest
         return ids, at
 
-    def compatible(self, text: bytes, num_legal_bytes: Callable[[bytes], int]) -> list[int]:
-        """Tokens of text that begin `text` or are it, and those that go on after it and are legal to their end.
+    def around(self, text: bytes) -> TokensAround:
+        """The tokens that can be legal where this text is forced; kept for the texts that come again and again."""
+        around: TokensAround = self.built("around", lambda: functools.lru_cache(_MAX_AROUND)(self._around))(text)
+        return around
 
-        num_legal_bytes: how many of the bytes that it is given are legal here.
-        """
+    def _around(self, text: bytes) -> TokensAround:
         by_bytes, ordered, ids = self.built("ordered", self._ordered)
-        found = []
-        for size in range(1, min(len(text), self._max_length()) + 1):
-            if (same := by_bytes.get(text[:size])) is not None:
-                found += same
-        at = bisect.bisect_right(ordered, text)
-        while at < len(ordered) and ordered[at].startswith(text):
-            token = ordered[at]
-            size = num_legal_bytes(token)
-            if size >= len(token):
-                found.append(ids[at])
-                at += 1
-            else:  # nothing that begins like this is legal
-                at = bisect.bisect_right(ordered, token[: size + 1] + b"\xff" * self._max_length(), at)
-        return found
+        within = [i for size in range(1, len(text) + 1) for i in by_bytes.get(text[:size], ())]
+        first = bisect.bisect_left(ordered, text)
+        last = bisect.bisect_right(ordered, text + b"\xff" * self._max_length(), first)
+        beyond: list[tuple[int, int]] = []
+        unspelt: list[tuple[int, int, bytes]] = []
+        for token, token_id in zip(ordered[first:last], ids[first:last], strict=True):
+            rest = token[len(text) :]
+            starts = (by_bytes[rest[:size]][0] for size in range(len(rest), 0, -1) if rest[:size] in by_bytes)
+            if rest and rest in by_bytes:
+                beyond.append((token_id, next(starts)))
+            elif rest:
+                unspelt.append((token_id, next(starts, -1), rest))
+        return TokensAround(
+            within=self.pack(within),
+            beyond=np.array([i for i, _ in beyond], dtype=np.int64),
+            rests=np.array([i for _, i in beyond], dtype=np.int64),
+            unspelt=[(i, rest) for i, start, rest in unspelt if start >= 0],
+            starts=np.array([start for _, start, _ in unspelt if start >= 0], dtype=np.int64),
+        )
 
     def spell_singly(self, text: bytes) -> list[int]:
         """One token per byte, as far as the vocabulary has them."""
@@ -133,7 +154,7 @@ class GrammarVocabulary:
 
     def warm(self) -> None:
         """Build what matchers look up, so that no step of the engine waits for it."""
-        self.compatible(b"a", len)
+        self.around(b"a")
         self.spell_singly(b"a")
         self._spell_greedily(b"a")
 

@@ -180,13 +180,39 @@ class LlguidanceMatcher:
         """Where a text is forced, the library leaves its own spelling of it as the only legal token (in JSON schemas; a
         Lark grammar can say that it must not). Every other token that spells the same text is legal too."""
         forced = self._inner.compute_ff_bytes()
-        bits = mask.view(np.uint32)
-        for token_id in self._grammar.vocabulary.compatible(forced, self._num_legal_bytes) if forced else ():
-            bits[token_id >> 5] |= 1 << (token_id & 31)
         self._check()
+        if not forced:
+            return
+        around = self._grammar.vocabulary.around(forced)
+        mask |= around.within
+        if not len(around.beyond) and not around.unspelt:
+            return
+        singles = self._grammar.vocabulary.spell_singly(forced)
+        after = self.fork()
+        if len(singles) < len(forced) or after._inner.try_consume_tokens(singles) < len(singles):
+            after._check()
+            return  # what the library forces can't be written byte by byte: its own spelling stays the only one
+        after._mask = None
+        legal = np.unpackbits(after.mask().view(np.uint8), bitorder="little")
+        found = around.beyond[legal[around.rests] != 0].tolist()
+        found += after._legal_of([around.unspelt[i] for i in np.flatnonzero(legal[around.starts])])
+        bits = mask.view(np.uint32)
+        for token_id in found:
+            bits[token_id >> 5] |= 1 << (token_id & 31)
 
-    def _num_legal_bytes(self, text: bytes) -> int:
-        return self._inner.validate_tokens(self._grammar.vocabulary.spell_singly(text))
+    def _legal_of(self, texts: list[tuple[int, bytes]]) -> list[int]:
+        """The ids whose bytes, in order, are legal here."""
+        found, wrong = [], b"\xff"
+        for token_id, text in texts:
+            if text.startswith(wrong):
+                continue
+            size = self._inner.validate_tokens(self._grammar.vocabulary.spell_singly(text))
+            if size >= len(text):
+                found.append(token_id)
+            else:  # nothing that begins like this is legal
+                wrong = text[: size + 1]
+        self._check()
+        return found
 
     def accept(self, token_id: int) -> bool:
         """See Matcher.accept."""

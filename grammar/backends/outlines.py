@@ -76,9 +76,7 @@ class OutlinesGrammar:
 
     backend = "outlines"
 
-    def __init__(
-        self, constraint: Constraint, vocabulary: GrammarVocabulary, saved: bytes, has_empty: bool
-    ) -> None:
+    def __init__(self, constraint: Constraint, vocabulary: GrammarVocabulary, saved: bytes, has_empty: bool) -> None:
         """saved: what `save` gave; has_empty: the empty text is a member too (the index never has it)."""
         index = outlines_core.Index.from_binary(list(saved))
         self.constraint = constraint

@@ -31,7 +31,7 @@ _SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":")}
 _ESCAPE_RULE = re.compile(r"(?m)^basic_escape ::= .*$")
 _OUR_ESCAPES = r'basic_escape ::= (["\\bfnrt])'
 # in strings with a length the library lets control characters through, and no escapes
-_COUNTED_CHARACTER = r'::= (([^\"\\\r\n]))'
+_COUNTED_CHARACTER = r"::= (([^\"\\\r\n]))"
 _OUR_CHARACTER = r'::= (([^\0-\x1f\"\\]) | ("\\" basic_escape))'
 _PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
