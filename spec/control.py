@@ -1,0 +1,199 @@
+"""Draft control: verify the draft rows that raise tokens per second, and draft only where some will (goodput).
+
+With N sequences, T rows without drafts and survivals S (the products of acceptance along a node's path), the rows
+to verify maximise (N + sum of the B largest S) / (draft cost + verify cost of T + B rows); the B nodes with the
+largest S are closed under parents, because no node survives more often than its parent. B = 0 is a choice like any
+other, per sequence too. Rows of prompts are paid for by what they are: only the time beyond theirs counts.
+
+What is drafted and not verified still teaches: it is compared with the tokens that are emitted later, which is what
+acceptance means for tokens that the drafts' law did not choose at random. So a proposer whose drafts are never taken
+can come back, and costs only a `propose` now and then meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decodex.spec.acceptance import MAX_DEPTH, AcceptanceHistory, ProposerAcceptance, children_of, places_of
+from decodex.spec.costs import CostModel
+from decodex.spec.draft import ROOT, Draft
+
+__all__ = ["Control"]
+
+MIN_GAIN = 0.01  # what drafts must promise to be taken: estimates are noisy, and the largest of many is flattered
+PATIENCE = 4  # drafts in a row that are not taken before the proposer is asked less often
+MAX_WAIT = 64  # steps between drafts that are not taken, at most
+PROBE_DEPTH = 2  # of drafts that cost by depth and are not expected to pay
+
+
+class Control:
+    """Chooses what is drafted and what of it is verified; keeps acceptance by sequence and proposer.
+
+    Each step: `depth_limits` for each proposer, `propose`, one `select`, the target's step, `observe` each sequence.
+    """
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._shared: dict[str, ProposerAcceptance] = {}
+        self._histories: dict[int, dict[str, AcceptanceHistory]] = {}
+        self._shadows: dict[int, tuple[Draft, int]] = {}  # an unverified rest of a draft, and the node reached in it
+        self._num_calls: Counter[str] = Counter()  # of `depth_limits`, by proposer
+
+    def depth_limits(self, name: str, keys: Sequence[int], max_depths: Sequence[int]) -> list[int]:
+        """How deep the proposer `name` is to draft for each decoding sequence, at most max_depths[i]; 0 is not at all.
+
+        A proposer that costs the same at any depth drafts fully. One that costs by depth drafts as deep as pays for
+        all sequences together. Either is asked less and less often while nothing of its drafts is taken.
+        """
+        self._num_calls[name] += 1
+        histories = [self._history(key, name) for key in keys]
+        limits = [
+            depth if depth > 0 and _is_due(history, self._num_calls[name]) else 0
+            for depth, history in zip(max_depths, histories)
+        ]
+        if not self._costs.draft(name).grows or not any(limits):
+            return limits
+        paying = self._paying_depths(name, histories, limits)
+        return [min(limit, depth or PROBE_DEPTH) for limit, depth in zip(limits, paying)]
+
+    def select(
+        self, keys: Sequence[int], drafts: Sequence[Draft | None], num_sequences: int, num_other_rows: int = 0
+    ) -> list[Draft | None]:
+        """What is verified of each draft, in a step of `num_sequences` decoding sequences (also those without one).
+
+        `num_other_rows`: of prompts, and of drafts that are not chosen here. A draft with laws (drawn at random and
+        verified by a ratio) is cut by what earlier steps taught alone: a cut that looks at the tokens drawn would
+        change the output's law.
+        """
+        if not any(drafts):
+            return [None] * len(drafts)
+        for shared in self._shared.values():
+            shared.refresh()
+        nodes: list[tuple[float, int, int]] = []  # (-survival, sequence, node)
+        depths: dict[str, list[int]] = {}  # by proposer, of its drafts
+        for index, (key, draft) in enumerate(zip(keys, drafts)):
+            if draft is None:
+                continue
+            nodes += [(-survival, index, node) for node, survival in enumerate(self.survivals(key, draft))]
+            depths.setdefault(draft.sources[0] if draft.sources else "", []).append(len(draft.paths[-1]))
+        nodes.sort()
+        drafting = sum(self._costs.draft(name).seconds(len(deep), max(deep)) for name, deep in depths.items())
+        survivals = [-node[0] for node in nodes]
+        size = self._best_size(survivals, num_sequences, num_sequences + num_other_rows, drafting)
+        kept: list[list[int]] = [[] for _ in drafts]
+        for _, index, node in nodes[:size]:
+            kept[index].append(node)
+        selected: list[Draft | None] = []
+        for key, draft, chosen in zip(keys, drafts, kept):
+            selected.append(draft and draft.kept(sorted(chosen)))
+            if draft is not None:
+                history = self._history(key, draft.sources[0] if draft.sources else "")
+                history.num_failures = 0 if chosen else history.num_failures + 1
+        return selected
+
+    def survivals(self, key: int, draft: Draft) -> list[float]:
+        """For each node, the estimated probability that it is accepted; never above its parent's."""
+        histories: dict[str, AcceptanceHistory] = {}
+        has_confidences = bool(draft.confidences) and draft.laws is None
+        survivals: list[float] = []
+        for node, (source, depth, rank) in enumerate(places_of(draft)):
+            history = histories.get(source) or histories.setdefault(source, self._history(key, source))
+            estimate = history.estimate(depth, rank, draft.confidences[node] if has_confidences else None)
+            parent = draft.parents[node]
+            survivals.append(estimate * survivals[parent] if parent != ROOT else estimate)
+        return survivals
+
+    def observe(self, key: int, draft: Draft | None, emitted: Sequence[int]) -> None:
+        """Learn from a step of this sequence: `draft` as proposed for it, before `select`, and the tokens emitted.
+
+        Of a draft with laws, pass what was verified.
+        """
+        shadow = self._shadows.pop(key, None)
+        if shadow is not None and (reached := self._walk(key, *shadow, emitted)) is not None:
+            self._shadows[key] = (shadow[0], reached)
+        if draft is None:
+            return
+        reached = self._walk(key, draft, ROOT, emitted)
+        if reached is not None and draft.laws is None:
+            self._shadows.setdefault(key, (draft, reached))
+
+    def forget(self, key: int) -> None:
+        """The sequence is over; a key that is not known is fine."""
+        self._histories.pop(key, None)
+        self._shadows.pop(key, None)
+
+    def _history(self, key: int, name: str) -> AcceptanceHistory:
+        histories = self._histories.setdefault(key, {})
+        if name not in histories:
+            histories[name] = AcceptanceHistory(self._shared.setdefault(name, ProposerAcceptance()))
+        return histories[name]
+
+    def _paying_depths(self, name: str, histories: Sequence[AcceptanceHistory], limits: Sequence[int]) -> list[int]:
+        """The depth to draft for each sequence that maximises goodput if drafts do as they did: one for all, or 0."""
+        cost = self._costs.draft(name)
+        nodes: list[tuple[float, int, int]] = []  # (-survival, depth from 0, sequence)
+        for index, (history, limit) in enumerate(zip(histories, limits)):
+            survival = 1.0
+            for depth in range(limit):
+                survival *= history.estimate(min(depth, MAX_DEPTH - 1))
+                nodes.append((-survival, depth, index))
+        nodes.sort()
+        num_sequences = len(histories)
+        plain = float(self._costs.verify(num_sequences))
+        best, best_nodes, best_depth = num_sequences / plain * (1 + MIN_GAIN), nodes[:0], 0
+        for max_depth in range(1, max(limits) + 1):
+            within = [node for node in nodes if node[1] < max_depth]
+            survivals = [-node[0] for node in within]
+            drafting = cost.seconds(sum(limit > 0 for limit in limits), max_depth)
+            goodputs = self._goodputs(survivals, num_sequences, num_sequences, drafting)
+            size = int(np.argmax(goodputs))
+            if goodputs[size] > best:
+                best, best_nodes, best_depth = float(goodputs[size]), within[:size], max_depth
+        takers = {index for _, _, index in best_nodes}
+        return [best_depth if index in takers else 0 for index in range(num_sequences)]
+
+    def _goodputs(
+        self, survivals: Sequence[float], num_sequences: int, num_plain_rows: int, drafting: float
+    ) -> NDArray[np.float64]:
+        """[B+1] tokens per second when the first 0, 1, ..., B nodes are verified."""
+        tokens = num_sequences + np.concatenate([[0.0], np.cumsum(survivals)])
+        seconds = self._costs.verify(num_plain_rows + np.arange(len(tokens)))
+        base = float(self._costs.verify(num_sequences))
+        goodputs: NDArray[np.float64] = tokens / (drafting + base + (seconds - seconds[0]))
+        return goodputs
+
+    def _best_size(self, survivals: Sequence[float], num_sequences: int, num_plain_rows: int, drafting: float) -> int:
+        """How many of the nodes, by falling survival, to verify."""
+        goodputs = self._goodputs(survivals, num_sequences, num_plain_rows, drafting)
+        size = int(np.argmax(goodputs))
+        return size if goodputs[size] >= goodputs[0] * (1 + MIN_GAIN) else 0
+
+    def _walk(self, key: int, draft: Draft, node: int, emitted: Sequence[int]) -> int | None:
+        """Follow emitted tokens down from `node`, counting the nodes tried; where it ends, if more may follow."""
+        children = children_of(draft)
+        places = list(places_of(draft))
+        has_confidences = bool(draft.confidences) and draft.laws is None
+        for token in emitted:
+            reached = None
+            for child in children.get(node, ()):
+                source, depth, rank = places[child]
+                confidence = draft.confidences[child] if has_confidences else None
+                is_accepted = draft.token_ids[child] == token
+                self._history(key, source).add(depth, rank, confidence, is_accepted)
+                if is_accepted:
+                    reached = child
+                    break
+            if reached is None:
+                return None
+            node = reached
+        return node if node in children else None
+
+
+def _is_due(history: AcceptanceHistory, num_calls: int) -> bool:
+    """Whether to draft at this call; calls are counted for all, so that sequences that wait are served together."""
+    doublings = history.num_failures - PATIENCE
+    return doublings < 0 or num_calls % min(2 << min(doublings, 16), MAX_WAIT) == 0
