@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from decodex.spec.draft import Draft
@@ -10,13 +10,11 @@ from decodex.spec.forced import ForcedProposer
 from decodex.spec.proposer import Proposer, ProposerView
 from decodex.spec.text_proposer import TextProposer
 
-__all__ = ["Cascade", "DepthLimits"]
-
-DepthLimits = Callable[[str, Sequence[int], Sequence[int]], list[int]]  # Control.depth_limits
+__all__ = ["Cascade"]
 
 
 class Cascade:
-    """Asks each member, in one call, for all the views without a draft that control lets it draft for.
+    """Asks each member, in one call, for all the views that have no draft yet.
 
     A chain of `forced` that leaves room is extended by the next members that have no weights: certain tokens cost
     nothing but rows, and where they end (a string's content) is where text repeats.
@@ -24,9 +22,8 @@ class Cascade:
 
     name = "cascade"
 
-    def __init__(self, members: Sequence[Proposer], depth_limits: DepthLimits | None = None) -> None:
+    def __init__(self, members: Sequence[Proposer]) -> None:
         self.members = tuple(members)
-        self._depth_limits = depth_limits
 
     def propose(self, views: Sequence[ProposerView]) -> list[Draft | None]:
         """A draft for each view, or None."""
@@ -35,8 +32,7 @@ class Cascade:
             wanting = [i for i, draft in enumerate(drafts) if draft is None and views[i].max_depth > 0]
             if not wanting:
                 break
-            asked = self._limited(member, [views[i] for i in wanting])
-            for i, draft in zip(wanting, member.propose(asked), strict=True):
+            for i, draft in zip(wanting, member.propose([views[i] for i in wanting]), strict=True):
                 if draft and isinstance(member, ForcedProposer):
                     draft = _extended(views[i], draft, self.members[place + 1 :])
                 drafts[i] = draft or None
@@ -52,15 +48,6 @@ class Cascade:
         """The sequence is over; a key that is not known is fine."""
         for member in self.members:
             member.forget(key)
-
-    def _limited(self, member: Proposer, views: list[ProposerView]) -> list[ProposerView]:
-        """The views with the depths that control allows this member; those it need not see are told depth 0."""
-        if self._depth_limits is None or isinstance(member, ForcedProposer):
-            return views
-        limits = self._depth_limits(member.name, [view.key for view in views], [view.max_depth for view in views])
-        return [
-            view if view.max_depth <= limit else replace(view, max_depth=limit) for view, limit in zip(views, limits)
-        ]
 
 
 def _extended(view: ProposerView, draft: Draft, members: Sequence[Proposer]) -> Draft:
