@@ -26,7 +26,7 @@ from decodex.kernels.backend import cpu_library, gpu_body
 from decodex.kernels.checks import describe
 from decodex.kernels.penalties import check_logits_
 from decodex.kernels.reference import sampling as reference
-from decodex.kernels.rng import PURPOSE_SAMPLE
+from decodex.kernels.rng import PURPOSE_SAMPLE, check_streams, pack_streams
 from decodex.kernels.sampling_rows import RareRows, SamplingRows, check_rows
 
 __all__ = [
@@ -135,21 +135,28 @@ def truncate_(logits: Tensor, rows: SamplingRows) -> Tensor:
     return logits
 
 
-def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, purpose: int = PURPOSE_SAMPLE) -> Tensor:
+def gumbel_argmax(
+    logits: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    purpose: int = PURPOSE_SAMPLE,
+    windows: Tensor | None = None,
+    siblings: Tensor | None = None,
+) -> Tensor:
     """Arg-max [L] int64 of (logit - maximum) + Gumbel noise for logits [L, V] fp32: `sample_rows` at T = 1.
 
-    seeds, positions: [L] int64. No truncation; -1 as in `sample_rows`. Raises ValueError for other shapes.
+    seeds, positions, windows, siblings: [L] int64 (see kernels/rng.py). No truncation; -1 as in `sample_rows`. Raises
+    ValueError for other shapes.
     """
     logits = _check_logits(logits)
     num_rows, vocab_size = logits.shape
-    for name, tensor in (("seeds", seeds), ("positions", positions)):
-        if tensor.dtype != torch.int64 or tensor.shape != (num_rows,):
-            raise ValueError(f"{name}: expected int64 [{num_rows}], got {describe(tensor)}")
+    check_streams(num_rows, seeds=seeds, positions=positions, windows=windows, siblings=siblings)
     if num_rows == 0:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
+    streams = pack_streams(windows, siblings)
     library = _library(logits)
     if library is None:
-        result: Tensor = _torch_or_gpu(logits).gumbel_argmax(logits, seeds, positions, purpose)
+        result: Tensor = _torch_or_gpu(logits).gumbel_argmax(logits, seeds, positions, purpose, streams)
         return result
     seeds, positions = seeds.contiguous(), positions.contiguous()
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
@@ -160,6 +167,7 @@ def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, purpose: int
         vocab_size,
         seeds.data_ptr(),
         positions.data_ptr(),
+        0 if streams is None else streams.data_ptr(),
         purpose,
         token_ids.data_ptr(),
         torch.get_num_threads(),

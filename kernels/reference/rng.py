@@ -87,18 +87,28 @@ def gumbel_from_words(words: Tensor) -> Tensor:
     return -log_positive(-log_positive(u))
 
 
-def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int, purpose: int) -> Tensor:
-    """[L] int64 seeds and positions -> [L, V] fp32."""
+def stream_words(positions: Tensor, purpose: int, streams: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The counter words [L] beside the call's number: position, purpose | sibling << 8, window."""
+    if streams is None:
+        zero = torch.zeros_like(positions)
+        return positions & _MASK, zero + purpose, zero
+    return positions & _MASK, purpose + (streams >> 32 << 8), streams & _MASK
+
+
+def gumbel_noise(
+    seeds: Tensor, positions: Tensor, vocab_size: int, purpose: int, streams: Tensor | None = None
+) -> Tensor:
+    """[L] int64 seeds, positions and streams (window | sibling << 32) -> [L, V] fp32."""
     calls = torch.arange((vocab_size + 3) // 4, dtype=torch.int64, device=seeds.device)
-    counter = (calls[None, :], positions[:, None] & _MASK, torch.full_like(calls, purpose), torch.zeros_like(calls))
+    position, use, window = stream_words(positions, purpose, streams)
+    counter = (calls[None, :], position[:, None], use[:, None], window[:, None])
     key = ((seeds & _MASK)[:, None], ((seeds >> 32) & _MASK)[:, None])
     words = torch.stack(philox_4x32(counter, key), dim=-1)  # [L, V/4, 4]
     return gumbel_from_words(words.flatten(1)[:, :vocab_size])
 
 
-def uniform(seeds: Tensor, positions: Tensor, purpose: int) -> Tensor:
+def uniform(seeds: Tensor, positions: Tensor, purpose: int, streams: Tensor | None = None) -> Tensor:
     """One number in (0, 1) of each row, [L] fp32, with 23 bits: the first word of its stream."""
-    zero = torch.zeros_like(positions)
-    counter = (zero, positions & _MASK, zero + purpose, zero)
+    counter = (torch.zeros_like(positions), *stream_words(positions, purpose, streams))
     word = philox_4x32(counter, (seeds & _MASK, (seeds >> 32) & _MASK))[0]
     return ((word >> 9).to(torch.float32) + 0.5) * 2.0**-23

@@ -184,12 +184,14 @@ def truncate_(logits: Tensor, rows: SamplingRows) -> Tensor:
     return logits.copy_(torch.where(is_kept, torch.where(is_greedy, 0.0, x), -torch.inf))
 
 
-def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, purpose: int) -> Tensor:
+def gumbel_argmax(
+    logits: Tensor, seeds: Tensor, positions: Tensor, purpose: int, streams: Tensor | None = None
+) -> Tensor:
     """See kernels/sampling.py."""
     is_bad = is_bad_row(logits)
     x = torch.where(is_bad[:, None], 0.0, logits)
     x = x - x.amax(1, keepdim=True)
-    drawn = best_score(x, x > -torch.inf, gumbel_noise(seeds, positions, logits.shape[1], purpose))
+    drawn = best_score(x, x > -torch.inf, gumbel_noise(seeds, positions, logits.shape[1], purpose, streams))
     return torch.where(is_bad, -1, drawn)
 
 

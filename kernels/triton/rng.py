@@ -57,12 +57,11 @@ def exp_nonpositive(x):
 
 
 @triton.jit
-def gumbel_tile(seed, position, purpose, first, N: tl.constexpr):
-    """Noise [N] fp32 of tokens first, first + 1, ... (first and N multiples of 4): one Philox call serves four."""
-    c0 = (first // 4 + tl.arange(0, N // 4)).to(tl.uint32)
-    c1 = tl.zeros([N // 4], tl.uint32) + position.to(tl.uint32)
-    c2 = tl.zeros([N // 4], tl.uint32) + purpose
-    c3 = tl.zeros([N // 4], tl.uint32)
+def philox(c0, position, use, window, seed):
+    """Four words of calls c0 [N] uint32; position, use (purpose | sibling << 8), window and seed are the row's."""
+    c1 = tl.zeros_like(c0) + position.to(tl.uint32)
+    c2 = tl.zeros_like(c0) + use.to(tl.uint32)
+    c3 = tl.zeros_like(c0) + window.to(tl.uint32)
     k0 = (seed & 0xFFFFFFFF).to(tl.uint32)
     k1 = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     for _ in tl.static_range(10):
@@ -74,9 +73,33 @@ def gumbel_tile(seed, position, purpose, first, N: tl.constexpr):
         c3 = low0
         k0 = k0 + _WEYL_0
         k1 = k1 + _WEYL_1
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def uniform_of(words):
+    return ((words >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2^-23
+
+
+@triton.jit
+def load_stream(streams, row, purpose, IS_KEYED: tl.constexpr):
+    """use and window of a row: streams [L] int64 holds window | sibling << 32, and is not read unless IS_KEYED."""
+    use = tl.full([], 0, tl.int64) + purpose
+    window = tl.full([], 0, tl.int64)
+    if IS_KEYED:
+        stream = tl.load(streams + row)
+        use += (stream >> 32) << 8
+        window = stream & 0xFFFFFFFF
+    return use, window
+
+
+@triton.jit
+def gumbel_tile(seed, position, use, window, first, N: tl.constexpr):
+    """Noise [N] fp32 of tokens first, first + 1, ... (first and N multiples of 4): one Philox call serves four."""
+    calls = (first // 4 + tl.arange(0, N // 4)).to(tl.uint32)
+    c0, c1, c2, c3 = philox(calls, position, use, window, seed)
     words = tl.interleave(tl.interleave(c0, c2), tl.interleave(c1, c3))
-    u = ((words >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2^-23
-    return -log_positive(-log_positive(u))
+    return -log_positive(-log_positive(uniform_of(words)))
 
 
 @triton.jit
@@ -84,27 +107,63 @@ def _gumbel_noise(
     noise,  # [L, V] fp32, written
     seeds,  # [L] int64
     positions,  # [L] int64
+    streams,  # [L] int64
     V,
     purpose,
     TILE: tl.constexpr,
+    IS_KEYED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TILE
     ids = first + tl.arange(0, TILE)
-    values = gumbel_tile(tl.load(seeds + row), tl.load(positions + row), purpose, first, TILE)
+    use, window = load_stream(streams, row, purpose, IS_KEYED)
+    values = gumbel_tile(tl.load(seeds + row), tl.load(positions + row), use, window, first, TILE)
     tl.store(noise + row * V + ids, values, mask=ids < V)
 
 
+@triton.jit
+def _uniform(
+    coins,  # [L] fp32, written
+    seeds,  # [L] int64
+    positions,  # [L] int64
+    streams,  # [L] int64
+    purpose,
+    IS_KEYED: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    use, window = load_stream(streams, row, purpose, IS_KEYED)
+    words, _, _, _ = philox(tl.full([], 0, tl.uint32), tl.load(positions + row), use, window, tl.load(seeds + row))
+    tl.store(coins + row, uniform_of(words))
+
+
 @on_device
-def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int, purpose: int) -> Tensor:
-    """[L] int64 seeds and positions -> [L, V] fp32."""
+def gumbel_noise(
+    seeds: Tensor, positions: Tensor, vocab_size: int, purpose: int, streams: Tensor | None = None
+) -> Tensor:
+    """[L] int64 seeds, positions and streams -> [L, V] fp32."""
     num_rows = seeds.shape[0]
     noise = torch.empty(num_rows, vocab_size, device=seeds.device)
     if num_rows:
         grid = (num_rows, num_tiles(vocab_size))
-        launch(_gumbel_noise, grid, noise, seeds.contiguous(), positions.contiguous(), vocab_size, purpose, TILE=TILE)
+        key = (seeds.contiguous(), positions.contiguous(), seeds if streams is None else streams)
+        launch(_gumbel_noise, grid, noise, *key, vocab_size, purpose, TILE=TILE, IS_KEYED=streams is not None)
     return noise
 
 
+@on_device
+def uniform(seeds: Tensor, positions: Tensor, purpose: int, streams: Tensor | None = None) -> Tensor:
+    """[L] int64 seeds, positions and streams -> [L] fp32."""
+    num_rows = seeds.shape[0]
+    coins = torch.empty(num_rows, device=seeds.device)
+    if num_rows:
+        key = (seeds.contiguous(), positions.contiguous(), seeds if streams is None else streams)
+        launch(_uniform, (num_rows,), coins, *key, purpose, IS_KEYED=streams is not None, num_warps=1)
+    return coins
+
+
 # What `decodex kernels compile` builds: kernel, argument types in order, constants, warps.
-KERNELS = [(_gumbel_noise, "*fp32 *i64 *i64 i32 i32", {"TILE": TILE}, 4)]
+KERNELS = [
+    (_gumbel_noise, "*fp32 *i64 *i64 *i64 i32 i32", {"TILE": TILE, "IS_KEYED": True}, 4),
+    (_gumbel_noise, "*fp32 *i64 *i64 *i64 i32 i32", {"TILE": TILE, "IS_KEYED": False}, 4),
+    (_uniform, "*fp32 *i64 *i64 *i64 i32", {"IS_KEYED": True}, 1),
+]

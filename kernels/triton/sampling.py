@@ -15,7 +15,7 @@ from torch import Tensor
 from decodex.kernels.sampling_rows import SamplingRows
 from decodex.kernels.triton.launch import BLOCK, TILE, launch, num_tiles, on_device, power_of_two
 from decodex.kernels.triton.order import BAD, lowest_x, order_key, scale_of
-from decodex.kernels.triton.rng import gumbel_tile
+from decodex.kernels.triton.rng import gumbel_tile, load_stream
 from decodex.kernels.triton.truncation import MAX_BLOCKS, Cuts, find_cuts, tile_masses
 
 _NO_ID = tl.constexpr(0x7FFFFFFF)
@@ -42,6 +42,7 @@ def draw_tiles(
     min_p,  # [L] fp32
     seeds,  # [L] int64
     positions,  # [L] int64
+    streams,  # [L] int64
     scores,  # [L, T] fp32, written: best kept score of the tile
     ids_out,  # [L, T] int32, written: its id, _NO_ID without one
     stride,
@@ -50,6 +51,7 @@ def draw_tiles(
     purpose,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_KEYED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
@@ -63,7 +65,8 @@ def draw_tiles(
         seed = tl.load(seeds + row)
         position = tl.load(positions + row)
         best_id = tl.load(best_ids + row).to(tl.int32)
-        noise = gumbel_tile(seed, position, purpose, best_id // 4 * 4, 4)  # the arg-max scores at least its noise
+        use, window = load_stream(streams, row, purpose, IS_KEYED)
+        noise = gumbel_tile(seed, position, use, window, best_id // 4 * 4, 4)  # the arg-max scores at least its noise
         bound = tl.sum(tl.where(tl.arange(0, 4) == best_id % 4, noise, 0.0))
         blocks = tile * (TILE // BLOCK) + tl.arange(0, TILE // BLOCK)
         maxima = tl.load(block_max + row * NB + blocks, mask=blocks < NB, other=float("-inf"))
@@ -76,7 +79,7 @@ def draw_tiles(
             x = tl.div_rn(v - best, scale)
             is_kept = is_read & (x >= lowest) & (x > float("-inf"))
             is_kept = is_kept & (order_key(tl.where(is_kept, v, best), ids) >= least_key)
-            noisy = x + gumbel_tile(seed, position, purpose, tile * TILE, TILE)
+            noisy = x + gumbel_tile(seed, position, use, window, tile * TILE, TILE)
             noisy = tl.where(is_kept, noisy, float("-inf"))
             score = tl.max(noisy)
             found = tl.min(tl.where(is_kept & (noisy == score), ids, _NO_ID))
@@ -224,16 +227,18 @@ def _partials(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.new_empty(shape), torch.empty(shape, dtype=torch.int32, device=logits.device)
 
 
-def _draw(logits: Tensor, rows: SamplingRows, cuts: Cuts, purpose: int) -> Tensor:
+def _draw(logits: Tensor, rows: SamplingRows, cuts: Cuts, purpose: int, streams: Tensor | None = None) -> Tensor:
     scores, ids = _partials(logits)
     launch(
         draw_tiles,
         tuple(scores.shape),
         *(logits, *cuts, rows.temperature.contiguous(), rows.min_p.contiguous()),
-        *(rows.seeds.contiguous(), rows.positions.contiguous(), scores, ids),
+        *(rows.seeds.contiguous(), rows.positions.contiguous(), rows.seeds if streams is None else streams),
+        *(scores, ids),
         *(logits.stride(0), logits.shape[1], cuts.block_max.shape[1], purpose),
         TILE=TILE,
         BLOCK=BLOCK,
+        IS_KEYED=streams is not None,
     )
     return _best(scores, ids)
 
@@ -277,10 +282,12 @@ def _constant_rows(logits: Tensor, top_k: int) -> SamplingRows:
 
 
 @on_device
-def gumbel_argmax(logits: Tensor, seeds: Tensor, positions: Tensor, purpose: int) -> Tensor:
+def gumbel_argmax(
+    logits: Tensor, seeds: Tensor, positions: Tensor, purpose: int, streams: Tensor | None = None
+) -> Tensor:
     """arg-max of logits [L, V] - maximum + noise, [L] int64; -1 as argmax."""
     rows = _constant_rows(logits, 0)._replace(seeds=seeds, positions=positions)
-    return _draw(logits, rows, find_cuts(logits, rows, is_few=True), purpose)
+    return _draw(logits, rows, find_cuts(logits, rows, is_few=True), purpose, streams)
 
 
 @on_device
@@ -326,10 +333,12 @@ _TILES = {"TILE": TILE, "BLOCK": BLOCK}
 KERNELS = [
     (
         draw_tiles,
-        "*fp32 *fp32 *fp32 *i64 *i32 *i64 *fp32 *fp32 *i64 *i64 *fp32 *i32 i32 i32 i32 i32",
-        _TILES,
+        "*fp32 *fp32 *fp32 *i64 *i32 *i64 *fp32 *fp32 *i64 *i64 *i64 *fp32 *i32 i32 i32 i32 i32",
+        {**_TILES, "IS_KEYED": is_keyed},
         4,
-    ),
+    )
+    for is_keyed in (False, True)
+] + [
     (argmax_tiles, "*fp32 *fp32 *i32 i32 i32", {"TILE": TILE}, 4),
     (best_of_tiles, "*fp32 *i32 *i64 i32", {"T_POWER": 128}, 1),
     (truncate_tiles, "*fp32 *fp32 *fp32 *i32 *i64 *fp32 *fp32 i32 i32 i32", _TILES, 4),
