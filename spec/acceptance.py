@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
-from decodex.spec.draft import ROOT, Draft
+from decodex.spec.draft import ROOT
 
-__all__ = ["MAX_DEPTH", "AcceptanceHistory", "ProposerAcceptance", "children_of", "places_of"]
+__all__ = ["MAX_DEPTH", "AcceptanceHistory", "Place", "ProposerAcceptance", "Shape", "shape_of"]
 
 MAX_DEPTH = 16  # deeper nodes are counted with those at this depth
 MAX_RANK = 4  # later siblings are counted with the last
@@ -16,34 +16,41 @@ REQUEST_DECAY = 0.9  # of a request's counts with each trial: about ten trials a
 SHARED_DECAY = 0.99
 PRIOR_TRIALS = 2.0  # weight of what is assumed before anything was seen
 FIRST_RATE = 0.5  # assumed of a first child
-MIN_ODDS, MAX_ODDS = 1e-3, 1e3
+MAX_CONFIDENCE = 0.998
 CONFIDENCE_EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 
 
-def odds(rate: float) -> float:
-    """rate / (1 - rate), within bounds."""
-    return min(max(rate / max(1 - rate, 1e-9), MIN_ODDS), MAX_ODDS)
+class Place(NamedTuple):
+    """Where a node stands: its depth (from 0) below its proposer's first node, and its rank among its siblings."""
+
+    source: str
+    depth: int
+    rank: int
 
 
-def children_of(draft: Draft) -> dict[int, list[int]]:
-    """The children of ROOT and of each node that has any, in order."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(draft.parents):
-        children.setdefault(parent, []).append(node)
-    return children
+class Shape(NamedTuple):
+    """What of a draft does not depend on its tokens."""
+
+    places: tuple[Place, ...]  # [K]
+    children: dict[int, list[int]]  # of ROOT and of each node that has any, in order
+    depth: int  # of the deepest node, from 1
 
 
-def places_of(draft: Draft) -> Iterator[tuple[str, int, int]]:
-    """For each node its proposer, its depth (from 0) below that proposer's first node and its rank as a sibling."""
+@lru_cache(maxsize=1024)  # the same few come again and again
+def shape_of(parents: tuple[int, ...], sources: tuple[str, ...]) -> Shape:
+    """The shape of a draft, Draft.parents and Draft.sources; without sources all is from a proposer without a name."""
+    places: list[Place] = []
     depths: list[int] = []
-    num_children: dict[int, int] = {}
-    for node, parent in enumerate(draft.parents):
-        source = draft.sources[node] if draft.sources else ""
-        continues = parent != ROOT and (not draft.sources or draft.sources[parent] == source)
-        depths.append(min(depths[parent] + 1, MAX_DEPTH - 1) if continues else 0)
-        rank = num_children.get(parent, 0)
-        num_children[parent] = rank + 1
-        yield source, depths[node], min(rank, MAX_RANK - 1)
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        source = sources[node] if sources else ""
+        siblings = children.setdefault(parent, [])
+        continues = parent != ROOT and places[parent].source == source
+        depth = min(places[parent].depth + 1, MAX_DEPTH - 1) if continues else 0
+        places.append(Place(source, depth, min(len(siblings), MAX_RANK - 1)))
+        depths.append(depths[parent] + 1 if parent != ROOT else 1)
+        siblings.append(node)
+    return Shape(tuple(places), children, max(depths, default=0))
 
 
 class ProposerAcceptance:
@@ -53,63 +60,67 @@ class ProposerAcceptance:
     """
 
     def __init__(self) -> None:
-        self.rates = [[FIRST_RATE ** (rank + 1)] * MAX_DEPTH for rank in range(MAX_RANK)]  # as of the last `refresh`
-        self._by_place = [[[0.0, 0.0] for _ in range(MAX_DEPTH)] for _ in range(MAX_RANK)]  # accepted, tried
+        self._by_place = [[[0.0, 0.0] for _ in range(MAX_DEPTH)] for _ in range(MAX_RANK)]  # accepted, rejected
         self._by_confidence = [[0.0, 0.0] for _ in range(len(CONFIDENCE_EDGES) + 1)]
-        self._is_stale = False
+        self._is_stale = True
+        self._odds: list[list[float]] = []  # [MAX_RANK][MAX_DEPTH] by place, as of the last `refresh`
+        self.refresh()
 
-    def rate(self, depth: int, rank: int, confidence: float | None) -> float:
-        """The share accepted of nodes like this one: its confidence, calibrated, if it has one, else its place's."""
+    def odds(self, depth: int, rank: int, confidence: float | None) -> float:
+        """Accepted to rejected of nodes like this one: by its confidence, calibrated, if it has one, else by place."""
         if confidence is None:
-            return self.rates[rank][depth]
-        accepted, tried = self._by_confidence[bisect_right(CONFIDENCE_EDGES, confidence)]
-        return (accepted + PRIOR_TRIALS * confidence) / (tried + PRIOR_TRIALS)
+            return self._odds[rank][depth]
+        accepted, rejected = self._by_confidence[bisect_right(CONFIDENCE_EDGES, confidence)]
+        confidence = min(confidence, MAX_CONFIDENCE)
+        return (accepted + PRIOR_TRIALS * confidence) / (rejected + PRIOR_TRIALS * (1 - confidence))
 
     def add(self, depth: int, rank: int, confidence: float | None, is_accepted: bool) -> None:
-        """Count one node whose parent was accepted; `rates` follow with the next `refresh`."""
+        """Count one node whose parent was accepted; odds by place follow with the next `refresh`."""
         cells = [self._by_place[rank][depth]]
         if confidence is not None:
             cells.append(self._by_confidence[bisect_right(CONFIDENCE_EDGES, confidence)])
         for cell in cells:
             cell[0] = cell[0] * SHARED_DECAY + is_accepted
-            cell[1] = cell[1] * SHARED_DECAY + 1
+            cell[1] = cell[1] * SHARED_DECAY + (not is_accepted)
         self._is_stale = True
 
     def refresh(self) -> None:
-        """Bring `rates` up to date with the counts."""
+        """Bring the odds by place up to date with the counts."""
         if not self._is_stale:
             return
         self._is_stale = False
-        for rank, (rates, cells) in enumerate(zip(self.rates, self._by_place)):
-            above = FIRST_RATE ** (rank + 1)
-            for depth, (accepted, tried) in enumerate(cells):
-                above = rates[depth] = (accepted + PRIOR_TRIALS * above) / (tried + PRIOR_TRIALS)
+        self._odds.clear()
+        for rank, cells in enumerate(self._by_place):
+            rate = FIRST_RATE ** (rank + 1)
+            self._odds.append([])
+            for accepted, rejected in cells:
+                rate = (accepted + PRIOR_TRIALS * rate) / (accepted + rejected + PRIOR_TRIALS)
+                self._odds[rank].append(rate / (1 - rate))
 
 
-@dataclass
 class AcceptanceHistory:
     """One request and one proposer: by depth, the odds of acceptance relative to what all requests' counts say."""
 
-    shared: ProposerAcceptance
-    num_failures: int = 0  # drafts in a row of which control took nothing
-    _accepted: list[float] = field(default_factory=lambda: [0.0] * MAX_DEPTH)
-    _expected: list[float] = field(default_factory=lambda: [0.0] * MAX_DEPTH)
-    _tried: list[float] = field(default_factory=lambda: [0.0] * MAX_DEPTH)
-    _ratios: list[float] = field(default_factory=lambda: [1.0] * MAX_DEPTH)  # odds ratios
+    def __init__(self, shared: ProposerAcceptance) -> None:
+        self.num_failures = 0  # drafts in a row of which control took nothing
+        self._shared = shared
+        self._counts = [[0.0, 0.0, 0.0] for _ in range(MAX_DEPTH)]  # accepted, expected to be, tried
+        self._ratios = [1.0] * MAX_DEPTH  # of odds
 
     def estimate(self, depth: int, rank: int = 0, confidence: float | None = None) -> float:
         """The probability that a node at this place is accepted if its parent is."""
-        ratio = odds(self.shared.rate(depth, rank, confidence)) * self._ratios[depth]
-        return ratio / (1 + ratio)
+        odds = self._shared.odds(depth, rank, confidence) * self._ratios[depth]
+        return odds / (1 + odds)
 
     def add(self, depth: int, rank: int, confidence: float | None, is_accepted: bool) -> None:
         """Count one node whose parent was accepted."""
-        expected = self.shared.rate(depth, rank, confidence)
-        accepted = self._accepted[depth] = self._accepted[depth] * REQUEST_DECAY + is_accepted
-        expected = self._expected[depth] = self._expected[depth] * REQUEST_DECAY + expected
-        tried = self._tried[depth] = self._tried[depth] * REQUEST_DECAY + 1
+        odds = self._shared.odds(depth, rank, confidence)
+        counts = self._counts[depth]
+        accepted = counts[0] = counts[0] * REQUEST_DECAY + is_accepted
+        expected = counts[1] = counts[1] * REQUEST_DECAY + odds / (1 + odds)
+        tried = counts[2] = counts[2] * REQUEST_DECAY + 1
         half = PRIOR_TRIALS / 2
-        self._ratios[depth] = ((accepted + half) / (tried - accepted + half)) / (
-            (expected + half) / (tried - expected + half)
+        self._ratios[depth] = ((accepted + half) * (tried - expected + half)) / (
+            (tried - accepted + half) * (expected + half)
         )
-        self.shared.add(depth, rank, confidence, is_accepted)
+        self._shared.add(depth, rank, confidence, is_accepted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from decodex.spec.draft import Draft
@@ -10,7 +10,9 @@ from decodex.spec.forced import ForcedProposer
 from decodex.spec.proposer import Proposer, ProposerView
 from decodex.spec.text_proposer import TextProposer
 
-__all__ = ["Cascade"]
+__all__ = ["Cascade", "DepthLimits"]
+
+DepthLimits = Callable[[str, Sequence[int], Sequence[int]], list[int]]  # as Control.depth_limits
 
 
 class Cascade:
@@ -22,40 +24,52 @@ class Cascade:
 
     name = "cascade"
 
-    def __init__(self, members: Sequence[Proposer]) -> None:
+    def __init__(self, members: Sequence[Proposer], depth_limits: DepthLimits | None = None) -> None:
+        """`depth_limits` says how deep a member may draft for which sequences; None: as deep as they want."""
         self.members = tuple(members)
+        self._depth_limits = depth_limits
+        self._text_members = tuple(member for member in members if isinstance(member, TextProposer))
 
     def propose(self, views: Sequence[ProposerView]) -> list[Draft | None]:
         """A draft for each view, or None."""
         drafts: list[Draft | None] = [None] * len(views)
-        for place, member in enumerate(self.members):
+        for member in self.members:
             wanting = [i for i, draft in enumerate(drafts) if draft is None and views[i].max_depth > 0]
-            if not wanting:
-                break
-            for i, draft in zip(wanting, member.propose([views[i] for i in wanting]), strict=True):
-                if draft and isinstance(member, ForcedProposer):
-                    draft = _extended(views[i], draft, self.members[place + 1 :])
+            limits = self._limits(member, [views[i] for i in wanting])
+            asked = [(i, _limited(views[i], limit)) for i, limit in zip(wanting, limits) if limit > 0]
+            for (i, view), draft in zip(asked, member.propose([view for _, view in asked]), strict=True):
                 drafts[i] = draft or None
+                if draft and isinstance(member, ForcedProposer):
+                    drafts[i] = self._extended(view, draft, member)
         return drafts
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """These are the output tokens of a sequence that ended well."""
-        for member in self.members:
-            if isinstance(member, TextProposer):
-                member.remember(token_ids)
+        for member in self._text_members:
+            member.remember(token_ids)
 
     def forget(self, key: int) -> None:
         """The sequence is over; a key that is not known is fine."""
         for member in self.members:
             member.forget(key)
 
+    def _limits(self, member: Proposer, views: Sequence[ProposerView]) -> list[int]:
+        wanted = [view.max_depth for view in views]
+        if self._depth_limits is None or not views:
+            return wanted
+        return self._depth_limits(member.name, [view.key for view in views], wanted)
 
-def _extended(view: ProposerView, draft: Draft, members: Sequence[Proposer]) -> Draft:
-    """The chain with what the first member that knows something proposes after it."""
-    room = view.max_depth - len(draft)
-    for member in members:
-        if room > 0 and isinstance(member, TextProposer):
-            rest = replace(view, max_depth=room, max_nodes=view.max_nodes - len(draft))
+    def _extended(self, view: ProposerView, draft: Draft, forced: ForcedProposer) -> Draft:
+        """The chain with what the first later member that knows something proposes after it."""
+        room = view.max_depth - len(draft)
+        if room <= 0:
+            return draft
+        rest = replace(view, max_depth=room, max_nodes=view.max_nodes - len(draft))
+        for member in self._text_members[self._text_members.index(forced) + 1 :]:
             if more := member.propose_after(rest, draft.token_ids):
                 return draft.extended(more)
-    return draft
+        return draft
+
+
+def _limited(view: ProposerView, max_depth: int) -> ProposerView:
+    return view if view.max_depth <= max_depth else replace(view, max_depth=max_depth)

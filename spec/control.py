@@ -15,10 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from decodex.spec.acceptance import MAX_DEPTH, AcceptanceHistory, ProposerAcceptance, children_of, places_of
+from decodex.spec.acceptance import MAX_DEPTH, AcceptanceHistory, ProposerAcceptance, shape_of
 from decodex.spec.costs import CostModel
 from decodex.spec.draft import ROOT, Draft
 
@@ -79,11 +76,11 @@ class Control:
             if draft is None:
                 continue
             nodes += [(-survival, index, node) for node, survival in enumerate(self.survivals(key, draft))]
-            depths.setdefault(draft.sources[0] if draft.sources else "", []).append(len(draft.paths[-1]))
+            shape = shape_of(draft.parents, draft.sources)
+            depths.setdefault(shape.places[0].source, []).append(shape.depth)
         nodes.sort()
         drafting = sum(self._costs.draft(name).seconds(len(deep), max(deep)) for name, deep in depths.items())
-        survivals = [-node[0] for node in nodes]
-        size = self._best_size(survivals, num_sequences, num_sequences + num_other_rows, drafting)
+        size, _ = self._best([-node[0] for node in nodes], num_sequences, num_other_rows, drafting)
         kept: list[list[int]] = [[] for _ in drafts]
         for _, index, node in nodes[:size]:
             kept[index].append(node)
@@ -91,18 +88,17 @@ class Control:
         for key, draft, chosen in zip(keys, drafts, kept):
             selected.append(draft and draft.kept(sorted(chosen)))
             if draft is not None:
-                history = self._history(key, draft.sources[0] if draft.sources else "")
+                history = self._history(key, shape_of(draft.parents, draft.sources).places[0].source)
                 history.num_failures = 0 if chosen else history.num_failures + 1
         return selected
 
     def survivals(self, key: int, draft: Draft) -> list[float]:
         """For each node, the estimated probability that it is accepted; never above its parent's."""
-        histories: dict[str, AcceptanceHistory] = {}
         has_confidences = bool(draft.confidences) and draft.laws is None
+        histories = {source: self._history(key, source) for source in set(draft.sources) or {""}}
         survivals: list[float] = []
-        for node, (source, depth, rank) in enumerate(places_of(draft)):
-            history = histories.get(source) or histories.setdefault(source, self._history(key, source))
-            estimate = history.estimate(depth, rank, draft.confidences[node] if has_confidences else None)
+        for node, (source, depth, rank) in enumerate(shape_of(draft.parents, draft.sources).places):
+            estimate = histories[source].estimate(depth, rank, draft.confidences[node] if has_confidences else None)
             parent = draft.parents[node]
             survivals.append(estimate * survivals[parent] if parent != ROOT else estimate)
         return survivals
@@ -142,45 +138,41 @@ class Control:
                 survival *= history.estimate(min(depth, MAX_DEPTH - 1))
                 nodes.append((-survival, depth, index))
         nodes.sort()
-        num_sequences = len(histories)
-        plain = float(self._costs.verify(num_sequences))
-        best, best_nodes, best_depth = num_sequences / plain * (1 + MIN_GAIN), nodes[:0], 0
-        for max_depth in range(1, max(limits) + 1):
-            within = [node for node in nodes if node[1] < max_depth]
-            survivals = [-node[0] for node in within]
-            drafting = cost.seconds(sum(limit > 0 for limit in limits), max_depth)
-            goodputs = self._goodputs(survivals, num_sequences, num_sequences, drafting)
-            size = int(np.argmax(goodputs))
-            if goodputs[size] > best:
-                best, best_nodes, best_depth = float(goodputs[size]), within[:size], max_depth
+        num_sequences, num_drafted = len(histories), sum(limit > 0 for limit in limits)
+        most, best_depth, best_nodes = 0.0, 0, nodes[:0]
+        for depth in range(1, max(limits) + 1):
+            within = [node for node in nodes if node[1] < depth]
+            drafting = cost.seconds(num_drafted, depth)
+            size, goodput = self._best([-node[0] for node in within], num_sequences, 0, drafting)
+            if size and goodput > most:
+                most, best_depth, best_nodes = goodput, depth, within[:size]
         takers = {index for _, _, index in best_nodes}
         return [best_depth if index in takers else 0 for index in range(num_sequences)]
 
-    def _goodputs(
-        self, survivals: Sequence[float], num_sequences: int, num_plain_rows: int, drafting: float
-    ) -> NDArray[np.float64]:
-        """[B+1] tokens per second when the first 0, 1, ..., B nodes are verified."""
-        tokens = num_sequences + np.concatenate([[0.0], np.cumsum(survivals)])
-        seconds = self._costs.verify(num_plain_rows + np.arange(len(tokens)))
-        base = float(self._costs.verify(num_sequences))
-        goodputs: NDArray[np.float64] = tokens / (drafting + base + (seconds - seconds[0]))
-        return goodputs
-
-    def _best_size(self, survivals: Sequence[float], num_sequences: int, num_plain_rows: int, drafting: float) -> int:
-        """How many of the nodes, by falling survival, to verify."""
-        goodputs = self._goodputs(survivals, num_sequences, num_plain_rows, drafting)
-        size = int(np.argmax(goodputs))
-        return size if goodputs[size] >= goodputs[0] * (1 + MIN_GAIN) else 0
+    def _best(
+        self, survivals: Sequence[float], num_sequences: int, num_other_rows: int, drafting: float
+    ) -> tuple[int, float]:
+        """How many of the nodes, by falling survival, to verify, and the tokens per second that they promise."""
+        seconds = self._costs.table(num_sequences + num_other_rows + len(survivals))
+        num_plain = num_sequences + num_other_rows
+        fixed = drafting + seconds[num_sequences] - seconds[num_plain]
+        tokens = float(num_sequences)
+        size, goodput = 0, tokens / (drafting + seconds[num_sequences]) * (1 + MIN_GAIN)
+        for num_nodes, survival in enumerate(survivals, 1):
+            tokens += survival
+            here = tokens / (fixed + seconds[num_plain + num_nodes])
+            if here > goodput:
+                size, goodput = num_nodes, here
+        return size, goodput
 
     def _walk(self, key: int, draft: Draft, node: int, emitted: Sequence[int]) -> int | None:
         """Follow emitted tokens down from `node`, counting the nodes tried; where it ends, if more may follow."""
-        children = children_of(draft)
-        places = list(places_of(draft))
+        shape = shape_of(draft.parents, draft.sources)
         has_confidences = bool(draft.confidences) and draft.laws is None
         for token in emitted:
             reached = None
-            for child in children.get(node, ()):
-                source, depth, rank = places[child]
+            for child in shape.children.get(node, ()):
+                source, depth, rank = shape.places[child]
                 confidence = draft.confidences[child] if has_confidences else None
                 is_accepted = draft.token_ids[child] == token
                 self._history(key, source).add(depth, rank, confidence, is_accepted)
@@ -190,7 +182,7 @@ class Control:
             if reached is None:
                 return None
             node = reached
-        return node if node in children else None
+        return node if node in shape.children else None
 
 
 def _is_due(history: AcceptanceHistory, num_calls: int) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from functools import cached_property
+from itertools import accumulate
 
 __all__ = ["CostModel", "DraftCost"]
 
@@ -45,19 +45,27 @@ class CostModel:
         Noise only ever adds time, so a slow point is lowered to the later ones instead of raising them.
         """
         num_rows = sorted(points)
-        seconds = np.minimum.accumulate([points[rows] for rows in reversed(num_rows)])[::-1]
-        return CostModel(tuple(num_rows), tuple(float(value) for value in seconds), dict(drafts or {}))
+        seconds = tuple(accumulate((points[rows] for rows in reversed(num_rows)), min))[::-1]
+        return CostModel(tuple(num_rows), seconds, dict(drafts or {}))
 
-    def verify(self, num_rows: ArrayLike) -> NDArray[np.float64]:
-        """Seconds of steps with these numbers of rows; beyond the last point as between the last two."""
-        rows = np.asarray(num_rows, np.float64)
-        inside = np.interp(rows, self.num_rows, self.seconds)
-        last = self.num_rows[-1]
-        if len(self.num_rows) > 1:
-            slope = (self.seconds[-1] - self.seconds[-2]) / (last - self.num_rows[-2])
-        else:
-            slope = self.seconds[-1] / last
-        return np.asarray(inside + slope * np.maximum(rows - last, 0))
+    def table(self, max_rows: int) -> Sequence[float]:
+        """[> max_rows] seconds of a step by its rows (0 as 1); beyond the last point as between the last two."""
+        table = self._table
+        for rows in range(len(table), max_rows + 1):
+            table.append(self._interpolated(max(rows, 1)))
+        return table
+
+    @cached_property
+    def _table(self) -> list[float]:
+        return []
+
+    def _interpolated(self, rows: int) -> float:
+        if len(self.num_rows) == 1:
+            return self.seconds[0] * max(rows / self.num_rows[0], 1)
+        right = min(max(bisect_left(self.num_rows, rows), 1), len(self.num_rows) - 1)
+        left = right - 1
+        slope = (self.seconds[right] - self.seconds[left]) / (self.num_rows[right] - self.num_rows[left])
+        return self.seconds[left] + slope * max(rows - self.num_rows[left], 0)
 
     def draft(self, name: str) -> DraftCost:
         """What this proposer costs; one that was not profiled costs nothing."""
