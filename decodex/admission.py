@@ -18,10 +18,12 @@ from decodex.errors import RequestError
 from decodex.features.feature import Feature
 from decodex.grammars import Grammars
 from decodex.kernels.rng import derive_seed
+from decodex.outputs import SpeculationMetrics
 from decodex.params import SamplingParams
 from decodex.processors import LogitsProcessor, ProcessorSet
 from decodex.request import Request
 from decodex.request import Sequence as RequestSequence
+from decodex.speculative_config import SpeculativeConfig, speculation_of
 from decodex.tokenizer import Tokenizer
 
 __all__ = ["Admission", "Prompt"]
@@ -43,8 +45,10 @@ class Admission:
         features: Sequence[Feature],
         grammars: Grammars,
         processors: Sequence[LogitsProcessor] = (),
+        speculation: SpeculativeConfig | bool | None = None,
     ) -> None:
-        """`features` refuse what this model can't honour; `processors` are the engine's custom ones."""
+        """`features` refuse what this model can't honour; `processors` and `speculation` are the engine's own."""
+        self._speculation = speculation
         self._grammars = grammars
         self._config = config
         self._features = features
@@ -84,6 +88,8 @@ class Admission:
             seed=self._seed(params),
             priority=priority,
             cache_salt=cache_salt,
+            speculation=speculation_of(params.speculative, self._speculation, params.prediction),
+            prediction=self._prediction(params),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
         for index in range(params.n):
@@ -97,6 +103,8 @@ class Admission:
                 if seq.processors.stateful:
                     request.metrics.speculation_off = f"{seq.processors.stateful[0]} does not declare pure = True"
             request.sequences.append(seq)
+        if request.speculation is not None:
+            request.metrics.speculation = SpeculationMetrics()
         return request
 
     def _check_params(self, params: SamplingParams) -> None:
@@ -109,6 +117,12 @@ class Admission:
                 check_int(name, getattr(params, name), -1, self._vocab_size)
         for feature in self._features:
             feature.check(params)
+
+    def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
+        wanted = params.prediction
+        if isinstance(wanted, str):
+            return tuple(self._tokenizer.encode(wanted, add_special_tokens=False))
+        return tuple(self._check_token(f"prediction[{i}]", token) for i, token in enumerate(wanted or ()))
 
     def _seed(self, params: SamplingParams) -> int:
         if params.seed is not None:

@@ -76,6 +76,7 @@ class StepBatch:
     forward: ForwardBatch
     rows: Rows
     row_starts: list[int]  # [B] first row of each sampled entry
+    first_rows: list[int]  # of each planned entry, its first row among the forward's tokens
     prompt_rows: list[PromptRows] = field(default_factory=list)
 
 

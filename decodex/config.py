@@ -14,6 +14,7 @@ from decodex.checks import Processors
 from decodex.definition import check_bool, check_int, check_number, definition, option, run_checks
 from decodex.errors import RequestError
 from decodex.kv_cache import LayerKV
+from decodex.speculative_config import METHODS, EngineSpeculation, read_config
 
 __all__ = ["EngineConfig", "ResolvedConfig", "resolve"]
 
@@ -24,6 +25,7 @@ AUTO_KV_SHARE = 0.25  # of the memory that is free once the weights are loaded
 AUTO_MAX_NUM_SEQS = 64
 AUTO_MAX_NUM_BATCHED_TOKENS = 512
 AUTO_MAX_MODEL_LEN = 131_072
+SHORTHANDS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 
 
 @definition
@@ -48,7 +50,16 @@ class EngineConfig:
     )
     block_size: int = option(default=16, help="tokens in a KV block")
     enable_prefix_caching: bool = option(default=True, help="reuse the KV blocks of equal prompt beginnings")
-    speculative_config: Any = option(default=None, help="speculation; not available yet: only None or False", cli=False)
+    speculative_config: Any = option(
+        default=None,
+        help="guess tokens ahead for requests that don't ask for something else: docs/speculation.md's fields as a "
+        "mapping (JSON on the command line); false refuses it to requests too",
+        metavar="JSON",
+        check=EngineSpeculation(),
+    )
+    spec_method: str | None = option(default=None, help="method of speculative_config", choices=METHODS)
+    spec_model: str | None = option(default=None, help="model of speculative_config")
+    spec_tokens: int | None = option(default=None, help="num_speculative_tokens of speculative_config")
     check_outputs: bool = option(
         default=True, help="validate each constrained output again, independently, before it is reported finished"
     )
@@ -80,11 +91,18 @@ class EngineConfig:
         check_bool("check_outputs", self.check_outputs)
         if self.seed is not None:
             check_int("seed", self.seed, 0, 2**53 - 1)
-        if self.speculative_config not in (None, False):
-            raise RequestError(
-                "speculative_config", self.speculative_config, "None or False", "no proposer is built in yet"
-            )
         run_checks(self)
+        self._fold_shorthands()
+
+    def _fold_shorthands(self) -> None:
+        """spec_method, spec_model and spec_tokens are another spelling of speculative_config's fields."""
+        given = {key: getattr(self, name) for name, key in SHORTHANDS.items() if getattr(self, name) is not None}
+        if not given:
+            return
+        if self.speculative_config is not None:
+            name = next(name for name in SHORTHANDS if getattr(self, name) is not None)
+            raise RequestError(name, getattr(self, name), "to be absent beside speculative_config")
+        object.__setattr__(self, "speculative_config", read_config("speculative_config", given))
 
 
 @dataclass(frozen=True)

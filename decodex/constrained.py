@@ -10,7 +10,7 @@ import numpy as np
 
 from decodex.errors import RequestError
 from decodex.grammar.budget import BudgetSteering
-from decodex.grammar.draft import fill_draft
+from decodex.grammar.draft import fill_draft, forced_draft, legal_nodes
 from decodex.grammar.errors import MatcherError
 from decodex.grammar.matcher import CompiledGrammar, MaskRow, Matcher
 from decodex.grammar.vocabulary import GrammarVocabulary
@@ -109,6 +109,19 @@ class ConstrainedText:
         if self.grammar.stops is not None:
             may_end = (rows & self.grammar.vocabulary.eos_bits).any(axis=1)
             rows[may_end] |= self.grammar.stops
+
+    def legal(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
+        """Per draft node whether the grammar allows it and all above it. Raises MatcherError."""
+        with _own_error():
+            return legal_nodes(self._matcher, token_ids, parents)
+
+    def forced_draft(self, token_ids: Sequence[int], draft: Sequence[int]) -> list[int]:
+        """What the grammar forces after the committed tokens and these draft tokens; nothing where it fails."""
+        try:
+            with _own_error():
+                return forced_draft(self._matcher, self.grammar.vocabulary, token_ids, draft)
+        except MatcherError:
+            return []  # a row of this sequence will say so
 
     def _fill_tree(self, paths: Sequence[tuple[int, ...]], rows: MaskRow) -> None:
         places: dict[tuple[int, ...], int] = {(): NOTHING}

@@ -10,6 +10,8 @@ import torch
 from decodex.admission import Admission
 from decodex.batch import StepBatch, StepOutput
 from decodex.config import EngineConfig, resolve, resolve_device
+from decodex.cost_profile import step_costs
+from decodex.draft_chooser import DraftChooser
 from decodex.errors import DecodexError, EngineError, QueueFullError, RequestError
 from decodex.features.pipeline import build_features
 from decodex.features.vocabulary import Vocabulary
@@ -17,7 +19,7 @@ from decodex.fingerprint import system_fingerprint
 from decodex.grammar.check import IndependentCheck
 from decodex.grammar.errors import MatcherError
 from decodex.grammars import Grammars
-from decodex.kv_cache import KVCache
+from decodex.kv_cache import KVCache, LayerKV
 from decodex.models.interface import CausalLM
 from decodex.models.loader import load_model
 from decodex.models.source import resolve_model
@@ -28,7 +30,10 @@ from decodex.request import Request, Sequence, Status
 from decodex.runner import ModelRunner
 from decodex.sampler import Sampler
 from decodex.scheduler import Scheduler
-from decodex.spec.proposer import Proposer, ProposerView
+from decodex.spec.proposer import Proposer
+from decodex.spec.target import TensorProposer
+from decodex.speculation import Speculation
+from decodex.speculative_config import CUSTOM, is_replayable
 from decodex.table import RequestTable
 from decodex.tokenizer import Tokenizer
 from decodex.verdicts import Verdicts
@@ -70,26 +75,36 @@ class Engine:
         tokenizer: Tokenizer,
         device: torch.device | None = None,
         proposer: Proposer | None = None,
+        drafter: TensorProposer | None = None,
     ) -> None:
+        """`proposer`: one's own, asked instead of the built-in methods; `drafter`: the loaded model of
+        `speculative_config`."""
         device = torch.device("cpu") if device is None else device
         check_torch_defaults()
         self.model = model
         self.tokenizer = tokenizer
-        self.config = resolve(config, model.max_position, model.kv_spec, device)
+        kv_spec = [*model.kv_spec, *(LayerKV(*layer) for layer in (drafter.kv_layers if drafter is not None else ()))]
+        self.config = resolve(config, model.max_position, kv_spec, device)
         self.fingerprint = system_fingerprint(model, f"{config.dtype}/{config.quantization}", device)
         vocabulary = Vocabulary(tokenizer, model.vocab_size)
         processors = [bind(processor) for processor in config.logits_processors]
         features = build_features(vocabulary, processors, device)
         self.grammars = Grammars(vocabulary)
-        self.admission = Admission(self.config, tokenizer, model.vocab_size, features, self.grammars, processors)
+        speculative = config.speculative_config if proposer is None else CUSTOM
+        self.admission = Admission(
+            self.config, tokenizer, model.vocab_size, features, self.grammars, processors, speculative
+        )
         exempt = [*vocabulary.eos_token_ids, *vocabulary.newline_ids()]
         self.table = RequestTable(self.config.max_num_seqs, self.config.max_blocks_per_seq, features, exempt)
         self.scheduler = Scheduler(self.config, self.table)
-        kv = KVCache(model.kv_spec, self.config.num_blocks, self.config.block_size, device)
+        kv = KVCache(kv_spec, self.config.num_blocks, self.config.block_size, device)
         self.runner = ModelRunner(model, kv, self.table, device)
         self.sampler = Sampler(self.table, features, tokenizer)
+        chooser = DraftChooser(self.table, features, min(tokenizer.vocab_size, model.vocab_size))
+        corpus = getattr(speculative, "suffix_corpus_mib", 0.0)
+        tables = self.table.block_tables
+        self.speculation = Speculation(proposer, drafter, self.scheduler, chooser, tables, kv, corpus)
         self.verdicts = Verdicts(IndependentCheck() if self.config.check_outputs else None)
-        self.proposer = proposer
         self._requests: dict[str, Request] = {}
 
     @staticmethod
@@ -99,7 +114,10 @@ class Engine:
         files = resolve_model(config.model)
         tokenizer = Tokenizer(files.path)
         model = load_model(files, dtype=config.dtype, quantization=config.quantization, device=device)
-        return Engine(config, model, tokenizer, device)
+        engine = Engine(config, model, tokenizer, device)
+        if config.speculative_config is not False:
+            engine.speculation.begin_control(step_costs(model, engine.fingerprint, device))
+        return engine
 
     def close(self) -> None:
         """End the processes and threads that the engine has started. Nothing may be asked of it any more."""
@@ -153,10 +171,10 @@ class Engine:
         plan = self.scheduler.plan()
         batch = self.runner.stage(plan)
         self.sampler.prepare(batch)  # grammar masks are filled while the forward runs
-        logits = self.runner.forward(batch)
-        output = self.sampler.sample(logits, batch)
+        forward = self.runner.forward(batch, self.speculation.taps, self.speculation.needs_hidden)
+        output = self.sampler.sample(forward.logits, batch)
         touched = self._commit(batch, output)
-        self._propose(batch)
+        self.speculation.propose(batch, output, forward)  # for the next step
         return touched
 
     def output_of(self, request: Request) -> RequestOutput:
@@ -168,7 +186,7 @@ class Engine:
             outputs=[seq.completion.output() for seq in request.sequences],
             finished=request.is_finished,
             metrics=request.metrics,
-            replayable=self.model.replayable,
+            replayable=self.model.replayable and is_replayable(request.speculation),
             system_fingerprint=self.fingerprint,
             error=request.error,
             prompt_logprobs=None if request.prompt_logprobs is None else list(request.prompt_logprobs),
@@ -203,6 +221,7 @@ class Engine:
                     break
             # drafts that were accepted are computed, the last token is not
             seq.num_computed = max(seq.num_computed, len(seq.token_ids) - 1)
+        self.speculation.observe(batch, output)
         for entry in batch.entries:
             self.scheduler.register_computed(entry.seq)
         for request in touched.values():
@@ -216,6 +235,7 @@ class Engine:
         for seq in request.sequences:
             if seq.status in (Status.WAITING, Status.RUNNING) and seq.completion.finish_reason is not None:
                 self.scheduler.finish(seq)
+                self.speculation.forget(seq)
                 self.verdicts.begin(seq)
         self._note_end(request, now)
 
@@ -253,22 +273,6 @@ class Engine:
                 self.verdicts.drop(seq)
                 seq.completion.finish(reason)
                 self.scheduler.finish(seq)
+                self.speculation.forget(seq)
         request.metrics.finished_time = time.time()
         del self._requests[request.request_id]
-
-    def _propose(self, batch: StepBatch) -> None:
-        """Ask the proposer for drafts of the sequences that decode next."""
-        if self.proposer is None:
-            return
-        decoding = [
-            e.seq
-            for e in batch.sampled
-            if e.seq.status is Status.RUNNING
-            and e.seq.num_remaining > 1
-            and e.seq.request.metrics.speculation_off is None
-        ]
-        views = [
-            ProposerView(seq.slot, seq.token_ids, seq.num_prompt_tokens, seq.num_remaining - 1) for seq in decoding
-        ]
-        for seq, draft in zip(decoding, self.proposer.propose(views), strict=True):
-            seq.draft = draft if draft else None

@@ -9,7 +9,7 @@ from typing import Any
 from decodex.errors import DecodexError
 from decodex.structured_outputs import read_output
 
-__all__ = ["CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"]
+__all__ = ["CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput", "SpeculationMetrics"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,24 @@ class Logprob:
 
 
 @dataclass
+class SpeculationMetrics:
+    """What became of guessed tokens, over all choices of a request."""
+
+    num_steps: int = 0  # in which the target chose tokens
+    num_tokens: int = 0  # that came out of them
+    num_drafted: int = 0
+    num_accepted: int = 0
+    drafted_at: list[int] = field(default_factory=list)  # by depth, from 0
+    accepted_at: list[int] = field(default_factory=list)
+    by_proposer: dict[str, tuple[int, int]] = field(default_factory=dict)  # drafted, accepted
+
+    @property
+    def tokens_per_step(self) -> float:
+        """1 without speculation."""
+        return self.num_tokens / self.num_steps if self.num_steps else 0.0
+
+
+@dataclass
 class RequestMetrics:
     """Times are seconds since the epoch; tokens from the prefix cache are of the first admission."""
 
@@ -33,6 +51,7 @@ class RequestMetrics:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     speculation_off: str | None = None  # why no proposer is asked for this request
+    speculation: SpeculationMetrics | None = None  # where proposers are asked
 
 
 @dataclass(frozen=True)

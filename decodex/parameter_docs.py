@@ -9,6 +9,7 @@ from typing import Any
 
 from decodex.definition import options_of
 from decodex.params import SamplingParams
+from decodex.speculative_config import SpeculativeConfig
 from decodex.structured_outputs import StructuredOutputsParams
 
 __all__ = ["parameters_markdown"]
@@ -37,9 +38,12 @@ STEPS = {
     "6 temperature": "Step 6: temperature",
     "7 truncation": "Step 7: truncation, in this order",
     "8 draw": "Step 8: the draw",
+    "speculation": "Speculation",
     "end": "Where the output ends",
     "output": "What is returned",
 }
+
+DEFINITIONS: dict[str, type] = {"5 grammar": StructuredOutputsParams, "speculation": SpeculativeConfig}
 
 NOTES = {
     "2 masks": """`bad_words` is a substring rule over the bytes of the output: case counts, "ass" also bans "class",
@@ -60,6 +64,9 @@ backend honours. Special tokens and the vocabulary beyond the tokenizer are mask
 sequence is possible exactly where the text is complete. All kinds but `structural_tag` describe the whole output:
 `stop`, `stop_token_ids`, `include_stop_str_in_output`, `repetition_stop` and `max_thinking_tokens` are refused beside
 them. An output that nothing but its end can follow ends with "stop", whatever `min_tokens` and `ignore_eos` say.""",
+    "speculation": """Tokens are guessed and verified, several in a step; [speculation.md](speculation.md) has the methods. Under
+`coupled` verification the output is what it is without, bit for bit; under `rejection` and `block` it has the same
+distribution, and the answer says `replayable: false`. A prediction asks for speculation by itself.""",
     "8 draw": """A draw needs no state, so the same request and seed give the same tokens.""",
     "output": """`logprobs` and `prompt_logprobs` in a JSON answer show -inf as -9999.0. A request with
 `prompt_logprobs` reads no prefix cache. `logprob_token_ids` without `logprobs` is `logprobs = 0`.""",
@@ -76,9 +83,9 @@ def parameters_markdown() -> str:
             parts.append(f"{NOTES[step]}\n")
         parts.append("| parameter | what it does | range | default | off |\n|---|---|---|---|---|")
         parts[-1] += "".join(f"\n{_line(field)}" for field in fields) + "\n"
-        if step == "5 grammar":
+        if step in DEFINITIONS:
             parts.append("| field of it | what it does | range | default | off |\n|---|---|---|---|---|")
-            parts[-1] += "".join(f"\n{_line(field)}" for field in options_of(StructuredOutputsParams)) + "\n"
+            parts[-1] += "".join(f"\n{_line(field)}" for field in options_of(DEFINITIONS[step])) + "\n"
     parts.append("## Refused by name\n")
     reasons: dict[str, list[str]] = {}
     for name, refusal in (SamplingParams.refused or {}).items():

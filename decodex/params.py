@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from decodex.checks import Bias, Flag, Int, Number, OneOf, Processors, Texts, TokenIds
 from decodex.definition import Refusal, definition, option, run_checks
 from decodex.errors import RequestError
+from decodex.speculative_config import Prediction, Speculative
 from decodex.structured_outputs import StructuredOutputs, StructuredOutputsParams
 
 __all__ = ["BESIDE_WHOLE_OUTPUT", "SamplingParams"]
@@ -258,6 +259,22 @@ class SamplingParams:
         check=StructuredOutputs(),
         step="5 grammar",
         formula="-inf for each token after which the text can't be completed any more",
+    )
+    speculative: Any = option(
+        default=None,
+        help="guess tokens ahead: false, true, or a mapping of docs/speculation.md's fields; default is the engine's",
+        cli=False,
+        check=Speculative(),
+        step="speculation",
+        formula="the tokens are the same with and without (verification coupled)",
+    )
+    prediction: Any = option(
+        default=None,
+        help="text (or token ids) that the output is expected to be much like; wrong predictions only cost time",
+        cli=False,
+        check=Prediction(),
+        step="speculation",
+        formula="the tokens are the same with and without (verification coupled)",
     )
     max_tokens: int | None = option(
         default=16,

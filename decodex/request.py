@@ -15,6 +15,7 @@ from decodex.outputs import Logprob, RequestMetrics
 from decodex.params import SamplingParams
 from decodex.processors import ProcessorSet
 from decodex.spec.draft import Draft
+from decodex.speculative_config import SpeculativeConfig
 
 __all__ = ["Request", "Sequence", "Status"]
 
@@ -43,6 +44,8 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.time()))
     error: DecodexError | None = None
+    speculation: SpeculativeConfig | None = None
+    prediction: tuple[int, ...] = ()  # what the output is expected to be
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # of the prompt's tokens so far; [0] is None
 
     @property

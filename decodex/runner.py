@@ -9,7 +9,7 @@ from torch import Tensor
 from decodex.batch import PromptRows, Rows, StepBatch, StepOutput
 from decodex.kernels.attention import RowContexts
 from decodex.kv_cache import KVCache
-from decodex.models.interface import CausalLM, ForwardBatch
+from decodex.models.interface import CausalLM, ForwardBatch, ForwardOutput
 from decodex.request import Sequence
 from decodex.scheduler import Plan, PlanEntry
 from decodex.table import RequestTable
@@ -35,9 +35,9 @@ class ModelRunner:
             stage.add(entry)
         return stage.finish(entries, self._table, self._device)
 
-    def forward(self, batch: StepBatch) -> Tensor:
-        """Logits of the step's L rows, and behind them of its prompt rows, [L + P, V] fp32."""
-        return self._model.forward(batch.forward, self.kv).logits
+    def forward(self, batch: StepBatch, taps: tuple[int, ...] = (), wants_hidden: bool = False) -> ForwardOutput:
+        """Logits of the step's L rows, and behind them of its prompt rows, [L + P, V] fp32; what else is asked for."""
+        return self._model.forward(batch.forward, self.kv, taps, wants_hidden)
 
     def compact(self, batch: StepBatch, output: StepOutput) -> None:
         """Move the KV of accepted tree nodes to their logical places (a chain's are there already)."""
@@ -76,12 +76,14 @@ class _Stage:
         self.ancestors: list[tuple[int, ...]] = []
         self.sampled: list[PlanEntry] = []
         self.row_starts: list[int] = []
+        self.first_rows: list[int] = []
         self.sequences: list[Sequence] = []
         self.prompt_rows: list[PromptRows] = []
         self.prompt_logits_rows: list[int] = []
 
     def add(self, entry: PlanEntry) -> None:
         seq, end = entry.seq, entry.start + entry.num_tokens
+        self.first_rows.append(len(self.token_ids))
         self.token_ids += seq.token_ids[entry.start : end]
         self.positions += range(entry.start, end)
         self.kv_slots += (_slot(entry, place, self._block_size) for place in range(entry.start, end))
@@ -158,4 +160,4 @@ class _Stage:
             ancestors=self.ancestors,
             sequences=self.sequences,
         )
-        return StepBatch(entries, self.sampled, forward, rows, self.row_starts, self.prompt_rows)
+        return StepBatch(entries, self.sampled, forward, rows, self.row_starts, self.first_rows, self.prompt_rows)

@@ -7,6 +7,7 @@ kernel. Verification of drafts walks over the rows' tokens: plain decoding is a 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +19,8 @@ from decodex.kernels.sampling import SamplingRows, sample_rows, truncate_
 from decodex.logprobs import LogprobReader, Wanted
 from decodex.outputs import Logprob
 from decodex.params import SamplingParams
-from decodex.spec.verify import coupled_walk
+from decodex.scheduler import PlanEntry
+from decodex.spec.verify import coupled_walk, verify_step
 from decodex.table import RequestTable
 from decodex.tokenizer import Tokenizer
 
@@ -54,7 +56,7 @@ class Sampler:
         rows = self._table.params.rows(batch.rows.slots, batch.rows.positions, logits.device)
         tokens = sample_rows(logits, rows).tolist()
         processed = self._processed(logits, rows, batch)
-        token_ids, accepted, row_ids = self._walk(tokens, batch)
+        token_ids, accepted, row_ids = self._walk(tokens, logits, rows, batch)
         by_row = self._logprobs(raw, token_ids, row_ids, batch)
         by_row.update(self._logprobs(processed, token_ids, row_ids, batch))
         return StepOutput(
@@ -68,15 +70,44 @@ class Sampler:
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _walk(self, tokens: list[int], batch: StepBatch) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    def _walk(
+        self, tokens: list[int], logits: Tensor, rows: SamplingRows, batch: StepBatch
+    ) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
         """Emitted tokens, accepted nodes and the rows they are from, of each sampled entry."""
-        token_ids, accepted, rows = [], [], []
+        verified = self._verified(logits, rows, batch)
+        token_ids, accepted, row_ids = [], [], []
         for entry, start in zip(batch.sampled, batch.row_starts, strict=True):
-            emitted, nodes = coupled_walk(tokens[start : start + 1 + entry.num_drafts], entry.draft)
+            of_entry = tokens[start : start + 1 + entry.num_drafts]
+            emitted, nodes = verified.get(start) or coupled_walk(of_entry, entry.draft)
             token_ids.append(emitted)
             accepted.append(nodes)
-            rows.append([start, *(start + 1 + node for node in nodes)])
-        return token_ids, accepted, rows
+            row_ids.append([start, *(start + 1 + node for node in nodes)])
+        return token_ids, accepted, row_ids
+
+    @staticmethod
+    def _verified(logits: Tensor, rows: SamplingRows, batch: StepBatch) -> dict[int, tuple[list[int], list[int]]]:
+        """Emitted tokens and accepted nodes of the drafts that `rejection` or `block` verifies, by their first row."""
+        by_method: dict[str, list[tuple[PlanEntry, int]]] = {}
+        for entry, start in zip(batch.sampled, batch.row_starts, strict=True):
+            config = entry.seq.request.speculation
+            if config is not None and entry.draft is not None and config.verification != "coupled":
+                by_method.setdefault(config.verification, []).append((entry, start))
+        found: dict[int, tuple[list[int], list[int]]] = {}
+        for method, group in by_method.items():
+            sizes = [1 + entry.num_drafts for entry, _ in group]
+            chosen = torch.tensor([start + row for (_, start), size in zip(group, sizes) for row in range(size)])
+            chosen = chosen.to(logits.device)
+            laws = torch.softmax(truncate_(logits[chosen], rows.select(chosen)), dim=1)
+            walks = verify_step(
+                method,
+                laws.nan_to_num_(0.0),  # a row without a token has no law
+                [0, *itertools.accumulate(sizes)][:-1],
+                [entry.draft for entry, _ in group],
+                [entry.seq.seed for entry, _ in group],
+                [len(entry.seq.token_ids) for entry, _ in group],
+            )
+            found.update(zip([start for _, start in group], walks, strict=True))
+        return found
 
     @staticmethod
     def _copies(logits: Tensor, batch: StepBatch, mode: str) -> dict[int, Tensor]:

@@ -123,6 +123,13 @@ class Scheduler:
         plan.entries[seq] = entry
         plan.budget -= num_tokens + entry.num_drafts
 
+    def reserve(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks for `num_tokens` tokens of a running sequence, as far as they are free; for how many it has them."""
+        more = min(num_tokens - len(seq.token_ids), self._free_places(seq, len(seq.token_ids)))
+        if more > 0:
+            self._extend(seq, len(seq.token_ids) + more)
+        return len(seq.block_ids) * self._config.block_size
+
     def _free_places(self, seq: Sequence, num_tokens: int) -> int:
         """Token places behind the first `num_tokens` that are to be had without preempting anybody."""
         block_size = self._config.block_size

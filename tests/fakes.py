@@ -54,7 +54,7 @@ class FakeModel:
         self._logits_of = logits_of or (lambda prefix: hash_logits(prefix, vocab_size))
 
     @torch.inference_mode()  # as real models: what comes out can only be changed in place inside the mode
-    def forward(self, batch: ForwardBatch, kv: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, kv: KVCache, taps=(), wants_hidden=False) -> ForwardOutput:
         self.num_forwards += 1
         self.num_tokens += len(batch.token_ids)
         assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping), "two tokens write one slot"
@@ -62,7 +62,7 @@ class FakeModel:
         kv.v[0][batch.slot_mapping, 0, 0] = batch.positions.float()
         rows = [self._logits_of(self._prefix(batch, kv, row)) for row in batch.logits_rows.tolist()]
         logits = np.array(rows, dtype=np.float32).reshape(len(rows), self.vocab_size)
-        return ForwardOutput(torch.from_numpy(logits), None)
+        return ForwardOutput(torch.from_numpy(logits))
 
     def _prefix(self, batch: ForwardBatch, kv: KVCache, row: int) -> list[int]:
         rows, size = batch.rows, batch.rows.block_size
@@ -151,7 +151,16 @@ class TextTokenizer(FakeTokenizer):
         return [text.encode() for text in self.texts]
 
 
-class RandomProposer:
+class Guesser:
+    """What a proposer of the tests need not say itself."""
+
+    name = "test"
+
+    def forget(self, key: int) -> None:
+        pass
+
+
+class RandomProposer(Guesser):
     """Drafts trees of random tokens, some of them the ones that a model with `logits_of` would emit greedily."""
 
     def __init__(

@@ -58,7 +58,7 @@ def test_negative_seed_is_its_64_bits():
     ("field", "value"),
     [("model", ""), ("dtype", "bf16"), ("quantization", "int4"), ("max_model_len", 1), ("max_num_seqs", 0),
      ("kv_cache_gib", 0), ("kv_cache_gib", math.nan), ("block_size", 0), ("enable_prefix_caching", 1),
-     ("speculative_config", {"method": "ngram"}), ("check_outputs", None), ("logits_processors", [1]),
+     ("speculative_config", 3), ("check_outputs", None), ("logits_processors", [1]),
      ("max_queued_requests", 0), ("seed", -1)],
 )  # fmt: skip
 def test_bad_engine_option_names_the_field(field, value):

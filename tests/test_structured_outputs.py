@@ -17,7 +17,7 @@ import numpy as np
 import pydantic
 import pytest
 import typing_extensions
-from fakes import ByteTokenizer, FakeModel, RandomProposer, TextTokenizer, hash_logits, make_engine
+from fakes import ByteTokenizer, FakeModel, Guesser, RandomProposer, TextTokenizer, hash_logits, make_engine
 
 from decodex import LLM, AsyncLLM, RequestError, SamplingParams, StructuredOutputsParams, functional
 from decodex.definition import options_of
@@ -210,7 +210,7 @@ def test_a_row_without_a_token_names_the_constraint():
 
 
 def test_a_draft_of_ends_and_nonsense_changes_nothing():
-    class Nonsense:
+    class Nonsense(Guesser):
         def propose(self, views):
             from decodex.spec.draft import Draft
 

@@ -78,21 +78,27 @@ class TransformersModel:
         self.weight_nbytes = self._packed.nbytes + packed_experts + sum(_nbytes(t) for t in held.values())
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
-        """Logits of `batch.logits_rows`; `taps` layers' outputs for all rows."""
+    def forward(
+        self, batch: ForwardBatch, kv: KVCache, taps: tuple[int, ...] = (), wants_hidden: bool = False
+    ) -> ForwardOutput:
+        """See CausalLM."""
         step = Step(batch, kv, self._windows, self._experts)
         kept: dict[int, Tensor] = {}
         hidden: list[Tensor] = []
-        hooks = [self._head.register_forward_pre_hook(lambda _, args: hidden.append(args[0]))]
+        hooks = []
+        if wants_hidden:
+            hooks.append(self._head.register_forward_pre_hook(lambda _, args: hidden.append(args[0])))
         for tap in taps:
             hooks.append(self._layers[tap].register_forward_hook(_keep(kept, tap)))
         try:
-            logits = self._run(step, batch.token_ids, batch.positions, batch.logits_rows)
+            rows = torch.arange(len(batch.token_ids), device=self._device) if wants_hidden else batch.logits_rows
+            logits = self._run(step, batch.token_ids, batch.positions, rows)
         finally:
             for hook in hooks:
                 hook.remove()
-        last = hidden[0][0] if self._keeps_rows else hidden[0][0].index_select(0, batch.logits_rows)
-        return ForwardOutput(logits, last.clone(), kept)
+        if wants_hidden:
+            return ForwardOutput(logits.index_select(0, batch.logits_rows), hidden[0][0].clone(), kept)
+        return ForwardOutput(logits, None, kept)
 
     def _run(self, step: Step, token_ids: Tensor, positions: Tensor, logits_rows: Tensor) -> Tensor:
         options: dict[str, Any] = {"logits_to_keep": logits_rows} if self._keeps_rows else {}

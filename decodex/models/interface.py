@@ -29,7 +29,7 @@ class ForwardOutput:
     """Results of one step; no tensor in it is written again by a later forward."""
 
     logits: Tensor  # [L, V] fp32
-    hidden: Tensor | None  # [L, H] fp32, after the final norm
+    hidden: Tensor | None = None  # [T, H] fp32, after the final norm, where it was asked for
     taps: dict[int, Tensor] = field(default_factory=dict)  # layer -> [T, H] residual stream after it
 
 
@@ -46,6 +46,9 @@ class CausalLM(Protocol):
     weight_nbytes: int
     weights_digest: str  # sha256 over names, dtypes, shapes and contents of the weights as stored
 
-    def forward(self, batch: ForwardBatch, kv: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
-        """Run all tokens, writing their keys and values to `kv`; logits only for `batch.logits_rows`."""
+    def forward(
+        self, batch: ForwardBatch, kv: KVCache, taps: tuple[int, ...] = (), wants_hidden: bool = False
+    ) -> ForwardOutput:
+        """Run all tokens, writing their keys and values to the first `num_layers` layers of `kv`; logits only for
+        `batch.logits_rows`, the outputs of the `taps` layers and the final hidden states for all rows."""
         ...

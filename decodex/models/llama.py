@@ -91,8 +91,10 @@ class LlamaModel:
         self._scratch = _Scratch(config, packing.device)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
-        """Logits of `batch.logits_rows`; `taps` layers' outputs for all rows."""
+    def forward(
+        self, batch: ForwardBatch, kv: KVCache, taps: tuple[int, ...] = (), wants_hidden: bool = False
+    ) -> ForwardOutput:
+        """See CausalLM."""
         config, eps, scale = self.config, self.config.rms_norm_eps, self._scale
         rows, positions, slots = batch.rows, batch.positions, batch.slot_mapping
         num_tokens = batch.token_ids.shape[0]
@@ -116,8 +118,8 @@ class LlamaModel:
                 kept[index] = stream.clone()
         wanted = batch.logits_rows
         last = stream if wanted.shape[0] == num_tokens == 1 else stream.index_select(0, wanted)
-        hidden = rms_norm(last, self._norm, eps)
-        return ForwardOutput(self._head(hidden), hidden, kept)
+        logits = self._head(rms_norm(last, self._norm, eps))
+        return ForwardOutput(logits, rms_norm(stream, self._norm, eps) if wants_hidden else None, kept)
 
     def _hold_angles(self, num_positions: int) -> None:
         """Have cos and sin for at least `num_positions` (fp32, as transformers computes them)."""

@@ -32,12 +32,14 @@ class FirstTokens:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(self, batch: ForwardBatch, kv: KVCache, taps: tuple[int, ...] = ()) -> ForwardOutput:
+    def forward(
+        self, batch: ForwardBatch, kv: KVCache, taps: tuple[int, ...] = (), wants_hidden: bool = False
+    ) -> ForwardOutput:
         """See CausalLM."""
         is_last = batch.positions[batch.logits_rows] == self._length - 1
         if self.row is not None and self.is_kept and len(is_last) and bool(is_last.all()):
-            return ForwardOutput(self.row.repeat(len(is_last), 1), None)
-        output = self._model.forward(batch, kv, taps)
+            return ForwardOutput(self.row.repeat(len(is_last), 1))
+        output = self._model.forward(batch, kv, taps, wants_hidden)
         if len(is_last) and bool(is_last[0]):
             self.row = output.logits[0].clone()
         return output

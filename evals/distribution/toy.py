@@ -77,6 +77,8 @@ class ToyTokenizer:
 class RandomDrafts:
     """Trees of random tokens."""
 
+    name = "random"
+
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
 
@@ -87,6 +89,9 @@ class RandomDrafts:
             tokens = self._rng.integers(0, VOCAB_SIZE, 4).tolist()
             drafts.append(Draft(tuple(tokens), tuple(int(self._rng.integers(-1, node)) for node in range(4))))
         return drafts
+
+    def forget(self, key: int) -> None:
+        """See Proposer."""
 
 
 def toy_engine(with_drafts: bool = False) -> Engine:

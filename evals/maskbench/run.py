@@ -106,9 +106,7 @@ def regexes(every: int) -> list[tuple[str, list[str]]]:
     return [(record["regex"], record["match"]) for record in records[::every]]
 
 
-def measured(
-    grammars: Iterable[tuple[Compile, list[str]]], vocabulary: GrammarVocabulary
-) -> Timings:
+def measured(grammars: Iterable[tuple[Compile, list[str]]], vocabulary: GrammarVocabulary) -> Timings:
     """Compile each, and walk through its texts."""
     timings = Timings()
     row = np.zeros(vocabulary.num_words, dtype=np.int32)

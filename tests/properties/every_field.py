@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from fakes import TextTokenizer, make_engine
+from fakes import Guesser, TextTokenizer, make_engine
 from hypothesis import strategies as st
 
 from decodex.errors import RequestError
@@ -167,7 +167,7 @@ def answer(output) -> list[str]:
     return [*choices, repr(output.prompt_logprobs), repr(output.error is None)]
 
 
-class KnownProposer:
+class KnownProposer(Guesser):
     """Drafts from sequences that are known beforehand, made as awkward as `style` says:
 
     right: the true continuation, as long as the draft may be and longer; wrong_end: its last token is another; twins:

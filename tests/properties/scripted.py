@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from fakes import FakeModel, make_engine
+from fakes import FakeModel, Guesser, make_engine
 from hypothesis import strategies as st
 from properties.every_field import answer, run
 
@@ -57,7 +57,7 @@ def oracle(stream, params, tokenizer):
     raise AssertionError("the stream is too short")
 
 
-class SplitProposer:
+class SplitProposer(Guesser):
     """Drafts that make the k-th accepted run of a sequence `splits[key][k]` tokens long; key = its first two tokens."""
 
     def __init__(self, streams, splits, decoys, vocab_size):

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from fakes import FakeModel, TextTokenizer, hash_logits, make_engine
+from fakes import FakeModel, Guesser, TextTokenizer, hash_logits, make_engine
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from properties.every_field import TEXTS, KnownProposer, answer, refused, run, text_engine
@@ -313,12 +313,12 @@ class Measured(FakeModel):
     def __init__(self):
         super().__init__(V, logits_of=lambda prefix: np.array([9.0, *hash_logits(prefix, V)[1:]], dtype=np.float32))
 
-    def forward(self, batch, kv, taps=()):
+    def forward(self, batch, kv, taps=(), wants_hidden=False):
         self.last = max(self.last, int(batch.positions.max()))
-        return super().forward(batch, kv, taps)
+        return super().forward(batch, kv, taps, wants_hidden)
 
 
-class Flood:
+class Flood(Guesser):
     """Drafts of a fixed length, whatever is left of the sequence."""
 
     def __init__(self, count):

@@ -1,0 +1,69 @@
+"""What a step of the loaded model costs by its rows, measured once for a machine and kept in the cache folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from decodex.kv_cache import KVCache
+from decodex.models.cache_folder import cache_dir
+from decodex.models.interface import CausalLM
+from decodex.models.invariance import flat_batch
+from decodex.spec.costs import CostModel
+
+__all__ = ["step_costs"]
+
+logger = logging.getLogger(__name__)
+
+NUM_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+REPEATS = 3
+CONTEXT = 64  # tokens before each row
+STEP_SECONDS = 5e-4  # of scheduling, sampling and text in a step,
+ROW_SECONDS = 6e-5  # and for each of its rows
+
+
+def step_costs(model: CausalLM, fingerprint: str, device: torch.device) -> CostModel:
+    """Profiled now, or by an earlier start on this machine with as many threads."""
+    name = f"costs-{fingerprint}-{platform.node()}-{torch.get_num_threads()}of{os.cpu_count()}.json"
+    path = cache_dir() / "costs" / name
+    try:
+        points = {int(rows): float(seconds) for rows, seconds in json.loads(path.read_text("utf-8")).items()}
+        if sorted(points) == list(NUM_ROWS):
+            return CostModel.profiled(points)
+    except (OSError, ValueError, AttributeError):  # absent or damaged: measured again
+        pass
+    points = dict(measured(model, device))
+    try:
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(points), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        logger.info("step costs can't be kept in %s: %s", path, error)
+    return CostModel.profiled(points)
+
+
+def measured(model: CausalLM, device: torch.device) -> Mapping[int, float]:
+    """Seconds of a step by rows; the least of a few runs, by turns."""
+    blocks = -(-(CONTEXT + 1) // 16)
+    kv = KVCache(model.kv_spec, max(NUM_ROWS) * blocks, 16, device)
+    for cache in (*kv.k, *kv.v):
+        cache.zero_()
+    batches = {rows: flat_batch([(i, [1], CONTEXT) for i in range(rows)], blocks, 16, device) for rows in NUM_ROWS}
+    wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    best = dict.fromkeys(NUM_ROWS, float("inf"))
+    model.forward(batches[1], kv)
+    for _ in range(REPEATS):
+        for rows, batch in batches.items():
+            wait()
+            start = time.perf_counter()
+            model.forward(batch, kv)
+            wait()
+            best[rows] = min(best[rows], time.perf_counter() - start)
+    return {rows: seconds + STEP_SECONDS + rows * ROW_SECONDS for rows, seconds in best.items()}

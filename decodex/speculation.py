@@ -1,0 +1,277 @@
+"""Speculation in the engine: which proposer is asked for which sequence, what is drafted, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from decodex.batch import StepBatch, StepOutput
+from decodex.draft_chooser import DraftChooser
+from decodex.grammar.errors import MatcherError
+from decodex.kv_cache import KVCache
+from decodex.models.interface import ForwardOutput
+from decodex.outputs import SpeculationMetrics
+from decodex.params import MAX_CHOICES
+from decodex.request import Sequence as RequestSequence
+from decodex.request import Status
+from decodex.scheduler import Scheduler
+from decodex.spec.cascade import Cascade
+from decodex.spec.control import Control
+from decodex.spec.costs import CostModel
+from decodex.spec.draft import Draft
+from decodex.spec.forced import ForcedProposer
+from decodex.spec.ngram import NgramProposer
+from decodex.spec.prediction import PredictionProposer
+from decodex.spec.proposer import Proposer, ProposerView
+from decodex.spec.suffix import SuffixCorpus, SuffixProposer
+from decodex.spec.target import StepTensors, TensorProposer
+from decodex.speculative_config import WITH_WEIGHTS, SpeculativeConfig
+
+__all__ = ["Speculation"]
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A sequence for which proposers are asked in this step."""
+
+    seq: RequestSequence
+    config: SpeculativeConfig
+    view: ProposerView
+    draft: Draft | None = None
+
+
+class Speculation:
+    """Owned by the engine, called after each commit."""
+
+    def __init__(
+        self,
+        custom: Proposer | None,
+        with_weights: TensorProposer | None,
+        scheduler: Scheduler,
+        chooser: DraftChooser,
+        block_tables: Tensor,
+        kv: KVCache,
+        corpus_mib: float = 0.0,
+    ) -> None:
+        """`custom` is asked instead of the built-in methods; `with_weights` has a model, whose layers are the last
+        ones of `kv`."""
+        self.taps = () if with_weights is None else with_weights.taps
+        self.needs_hidden = with_weights is not None and with_weights.needs_hidden
+        self._corpus = SuffixCorpus(int(corpus_mib * 2**20)) if corpus_mib else None
+        self._proposers: dict[str, Proposer] = {
+            "forced": ForcedProposer(),
+            "prediction": PredictionProposer(),
+            "suffix": SuffixProposer(self._corpus),
+            "ngram": NgramProposer(),
+        }
+        self._with_weights = with_weights
+        self._custom = custom
+        self._control: Control | None = None
+        self._scheduler = scheduler
+        self._chooser = chooser
+        self._block_tables = block_tables
+        self._kv = kv
+        self._proposed: dict[int, Draft] = {}  # by sequence: before control has cut it
+        self._cascades: dict[tuple[tuple[str, ...], bool], Proposer] = {}  # by methods and whether control cuts them
+
+    def begin_control(self, costs: CostModel) -> None:
+        """From now on what does not pay is neither drafted nor verified, where a config has `control`."""
+        self._control = Control(costs)
+
+    def propose(self, batch: StepBatch, output: StepOutput, forward: ForwardOutput) -> None:
+        """Draft for the sequences that decode next, into their `draft`."""
+        asked = self._asked(batch, output)
+        if not asked:
+            return
+        for (methods, is_controlled), group in _by(asked, lambda a: (a.config.methods, a.config.control)):
+            self._ask(_before(methods), is_controlled, group)
+        if self._with_weights is not None:
+            for is_coupled, group in _by(asked, lambda a: a.config.verification == "coupled"):
+                self._ask_model([a for a in group if a.config.with_weights is not None], is_coupled, forward)
+        for (methods, is_controlled), group in _by(asked, lambda a: (a.config.methods, a.config.control)):
+            self._ask(_after(methods), is_controlled, group)
+        self._choose(asked, len(batch.sampled))
+
+    def observe(self, batch: StepBatch, output: StepOutput) -> None:
+        """What the target made of the drafts."""
+        for entry, tokens, accepted in zip(batch.sampled, output.token_ids, output.accepted, strict=True):
+            metrics = entry.seq.request.metrics.speculation
+            if metrics is None:
+                continue
+            _count(metrics, entry.draft, len(tokens), accepted)
+            if self._control is not None:
+                key = _key(entry.seq)
+                self._control.observe(key, self._proposed.pop(key, None), tokens)
+
+    def forget(self, seq: RequestSequence) -> None:
+        """The sequence is over."""
+        if seq.request.speculation is None:
+            return
+        key = _key(seq)
+        if self._corpus is not None and seq.completion.finish_reason in ("stop", "length"):
+            self._corpus.add(seq.completion.token_ids)
+        for proposer in (*self._proposers.values(), self._custom, self._with_weights):
+            if proposer is not None:
+                proposer.forget(key)
+        self._proposed.pop(key, None)
+        if self._control is not None:
+            self._control.forget(key)
+
+    def _asked(self, batch: StepBatch, output: StepOutput) -> list[_Asked]:
+        accepted = {entry.seq: nodes for entry, nodes in zip(batch.sampled, output.accepted, strict=True)}
+        asked = []
+        for entry, first_row in zip(batch.entries, batch.first_rows, strict=True):
+            seq = entry.seq
+            config = seq.request.speculation
+            if config is None or seq.status is not Status.RUNNING or seq.request.metrics.speculation_off is not None:
+                continue
+            nodes = accepted.get(seq)
+            if nodes is not None or config.with_weights is not None:
+                view = self._view(seq, config, is_decoding=nodes is not None)
+                rows = [*range(entry.num_tokens), *(entry.num_tokens + node for node in nodes or ())]
+                view = dataclasses.replace(view, start=entry.start, rows=[first_row + row for row in rows])
+                asked.append(_Asked(seq, config, view))
+        return asked
+
+    def _view(self, seq: RequestSequence, config: SpeculativeConfig, is_decoding: bool) -> ProposerView:
+        num_tokens = len(seq.token_ids)
+        depth = min(config.max_depth, seq.num_remaining - 1) if is_decoding else 0
+        nodes = config.max_nodes if depth > 0 else 0
+        if nodes and config.with_weights is not None:  # it writes KV for them
+            nodes = min(nodes, self._scheduler.reserve(seq, num_tokens + nodes) - num_tokens)
+        return ProposerView(
+            key=_key(seq),
+            slot=seq.slot,
+            token_ids=seq.token_ids,
+            num_prompt_tokens=seq.num_prompt_tokens,
+            max_depth=min(depth, nodes),
+            max_nodes=nodes,
+            options=config.options,
+            prediction=seq.request.prediction,
+            forced=None if seq.constrained is None else functools.partial(seq.constrained.forced_draft, seq.token_ids),
+        )
+
+    def _ask(self, methods: tuple[str, ...], is_controlled: bool, asked: Sequence[_Asked]) -> None:
+        """Ask methods without weights about those that have no draft yet."""
+        wanting = [a for a in asked if a.view.max_depth > 0 and a.draft is None]
+        if not methods or not wanting:
+            return
+        proposer = self._custom or self._cascades.get((methods, is_controlled))
+        if proposer is None:
+            limits = self._control.depth_limits if is_controlled and self._control is not None else None
+            proposer = Cascade([self._proposers[name] for name in methods], limits)
+            self._cascades[methods, is_controlled] = proposer
+        for one, draft in zip(wanting, proposer.propose([a.view for a in wanting]), strict=True):
+            one.draft = draft or None
+
+    def _ask_model(self, asked: Sequence[_Asked], is_coupled: bool, forward: ForwardOutput) -> None:
+        """Ask the method with weights; it also brings its KV up to date for those that have a draft."""
+        if not asked:
+            return
+        assert self._with_weights is not None
+        num_layers = len(self._with_weights.kv_layers)
+        self._chooser.sequences = [a.seq for a in asked]
+        self._chooser.is_coupled = is_coupled
+        self._with_weights.begin(
+            StepTensors(
+                hidden=forward.hidden,
+                taps=forward.taps,
+                block_tables=self._block_tables,
+                kv_k=self._kv.k[-num_layers:],
+                kv_v=self._kv.v[-num_layers:],
+                block_size=self._kv.block_size,
+                chooser=self._chooser,
+            )
+        )
+        depths = self._model_depths(asked)
+        views = [dataclasses.replace(a.view, max_depth=depth) for a, depth in zip(asked, depths, strict=True)]
+        for one, draft in zip(asked, self._with_weights.propose(views), strict=True):
+            one.draft = one.draft or draft or None
+        self._chooser.sequences = ()
+
+    def _model_depths(self, asked: Sequence[_Asked]) -> list[int]:
+        """How deep the method with weights is to draft; 0 where there is a draft already or none would pay."""
+        depths = [0 if a.draft is not None else a.view.max_depth for a in asked]
+        controlled = [i for i, a in enumerate(asked) if a.config.control and depths[i] > 0]
+        if self._control is None or not controlled or self._with_weights is None:
+            return depths
+        keys = [asked[i].view.key for i in controlled]
+        limits = self._control.depth_limits(self._with_weights.name, keys, [depths[i] for i in controlled])
+        for i, limit in zip(controlled, limits, strict=True):
+            depths[i] = limit
+        return depths
+
+    def _choose(self, asked: Sequence[_Asked], num_sequences: int) -> None:
+        """Leave out what a grammar does not allow and what does not pay."""
+        for one in asked:
+            if one.draft is not None and one.seq.constrained is not None:
+                one.draft = _legal(one.seq, one.draft)
+        controlled = [a for a in asked if a.draft is not None and a.config.control]
+        if self._control is not None and controlled:
+            self._proposed.update({a.view.key: a.draft for a in controlled if a.draft is not None})
+            num_others = sum(len(a.draft) for a in asked if a.draft is not None and not a.config.control)
+            keys, drafts = [a.view.key for a in controlled], [a.draft for a in controlled]
+            selected = self._control.select(keys, drafts, num_sequences, num_others)
+            for one, draft in zip(controlled, selected, strict=True):
+                one.draft = draft
+                if one.config.verification != "coupled" and draft is not None:
+                    self._proposed[one.view.key] = draft
+        for one in asked:
+            one.seq.draft = one.draft
+
+
+def _key(seq: RequestSequence) -> int:
+    return seq.request.arrival * MAX_CHOICES + seq.index
+
+
+def _by(asked: Iterable[_Asked], key: Callable[[_Asked], K]) -> list[tuple[K, list[_Asked]]]:
+    groups: dict[K, list[_Asked]] = {}
+    for one in asked:
+        groups.setdefault(key(one), []).append(one)
+    return list(groups.items())
+
+
+def _before(methods: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that are asked before the one with weights."""
+    return next((methods[:i] for i, name in enumerate(methods) if name in WITH_WEIGHTS), methods)
+
+
+def _after(methods: tuple[str, ...]) -> tuple[str, ...]:
+    return methods[len(_before(methods)) + 1 :]
+
+
+def _legal(seq: RequestSequence, draft: Draft) -> Draft | None:
+    assert seq.constrained is not None
+    try:
+        is_legal = seq.constrained.legal(draft.token_ids, draft.parents)
+    except MatcherError:
+        return None  # its row will say so
+    return draft.kept([node for node in range(len(draft)) if is_legal[node]])
+
+
+def _count(metrics: SpeculationMetrics, draft: Draft | None, num_tokens: int, accepted: Sequence[int]) -> None:
+    metrics.num_steps += 1
+    metrics.num_tokens += num_tokens
+    if draft is None:
+        return
+    metrics.num_drafted += len(draft)
+    metrics.num_accepted += len(accepted)
+    depths = [len(path) for path in draft.paths]
+    missing = max(depths) - len(metrics.drafted_at)
+    metrics.drafted_at.extend([0] * missing)
+    metrics.accepted_at.extend([0] * missing)
+    for depth in set(depths):
+        metrics.drafted_at[depth - 1] += 1  # siblings are one try
+    for node in accepted:
+        metrics.accepted_at[depths[node] - 1] += 1
+    taken = set(accepted)
+    for node, source in enumerate(draft.sources):
+        drafted, kept = metrics.by_proposer.get(source, (0, 0))
+        metrics.by_proposer[source] = (drafted + 1, kept + (node in taken))
