@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,10 @@ class Entries:
     num_positions: int  # above the largest position
     wanted: Tensor | None = None  # [W] int64, rows whose output is wanted; None: all
     wanted_rows: RowContexts | None = None  # of these rows
+
+    def of_all(self) -> Entries:
+        """The same entries with the output of every row wanted."""
+        return self if self.wanted is None else replace(self, wanted=None, wanted_rows=None)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class Eagle3Head:
             raise HeadError(f"config.json: num_hidden_layers is {shape['num_hidden_layers']}, expected 1")
         prefix = "layers.0." if "layers.0.input_layernorm.weight" in weights else "midlayer."
         num_taps = len(self.taps)
+        self.max_position = target.max_position
         self.kv_layers = [layer.kv_layer]
         self._eps = layer.rms_norm_eps
         self._fc = weights.linear(["fc"], [hidden], num_taps * width)

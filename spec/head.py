@@ -23,6 +23,7 @@ class Head(Protocol):
     needs_hidden: bool
     kv_layers: list[KVLayer]
     token_map: Tensor | None  # [V_d] int64 target ids of its logits; None: the target's vocabulary
+    max_position: int  # positions 0..max_position-1 exist
 
     def inputs(self, step: StepTensors, rows: Tensor) -> Tensor | None:
         """What committed entries are paired with: [R, h] of the step's `rows` [R] int64."""

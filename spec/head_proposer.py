@@ -49,12 +49,8 @@ class HeadProposer:
         step, self._step = self._step, None
         assert step is not None, "propose without begin"
         drafts: list[Draft | None] = [None] * len(views)
-        growing = [
-            Growth(index, view)
-            for index, view in enumerate(views)
-            if view.max_depth > 0 and view.max_nodes > 0 and view.start + len(view.rows) == len(view.token_ids) - 1
-        ]
-        written = _Written(views, {growth.view for growth in growing}, self._head.shift)
+        growing = [Growth(index, view) for index, view in enumerate(views) if self._is_drafting(view)]
+        written = _Written(views, {growth.view for growth in growing}, self._head)
         if not written.num_rows:
             return drafts
         device = step.block_tables.device
@@ -67,6 +63,11 @@ class HeadProposer:
             drafts[growth.view] = growth.draft(self.name)
         return drafts
 
+    def _is_drafting(self, view: ProposerView) -> bool:
+        size = len(view.token_ids)
+        is_whole = view.start + len(view.rows) == size - 1
+        return is_whole and min(view.max_depth, view.max_nodes) > 0 and size + view.max_depth <= self._head.max_position
+
     def _grow(
         self,
         growing: list[Growth],
@@ -76,6 +77,7 @@ class HeadProposer:
         step: StepTensors,
     ) -> None:
         """Level by level: choose the children of all rows, write the entries of those that are continued."""
+        assert step.chooser is not None, "a step without a chooser drafts nothing"
         places = _DraftPlaces([views[growth.view] for growth in growing], self._head.shift, step)
         depth = 0
         while True:
@@ -109,19 +111,20 @@ class HeadProposer:
 class _Written:
     """The entries of committed tokens: view after view, from view.start on."""
 
-    def __init__(self, views: Sequence[ProposerView], drafting: set[int], shift: int) -> None:
+    def __init__(self, views: Sequence[ProposerView], drafting: set[int], head: Head) -> None:
         """`drafting`: the views whose last row is wanted; an unshifted head writes one entry more for these."""
+        shift = head.shift
         pieces: list[Sequence[int]] = []
         rows: list[Sequence[int]] = []
         starts, counts, slots, last = [], [], [], []
         num_rows = 0
         for index, view in enumerate(views):
-            count = min(len(view.rows), len(view.token_ids) - 1 - view.start)
+            count = max(min(len(view.rows), len(view.token_ids) - 1 - view.start, head.max_position - view.start), 0)
             is_drafting = index in drafting
             rows.append(view.rows[:count])
             if is_drafting and not shift:
                 count += 1
-            if count <= 0:
+            if not count:
                 continue
             pieces.append(view.token_ids[view.start + shift : view.start + shift + count])
             starts.append(view.start)

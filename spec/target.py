@@ -27,7 +27,6 @@ class TargetParts:
     embed: Callable[[Tensor], Tensor]  # ids [T] int64 -> [T, H] fp32
     head: Callable[[Tensor], Tensor]  # [T, H] fp32, after the final norm -> logits [T, V] fp32
     rope_frequencies: Callable[[Mapping[str, Any]], Tensor]  # a head's config.json -> angle per position [R/2] fp32
-    rms_norm_eps: float
     hidden_size: int
     vocab_size: int
     num_layers: int
@@ -70,7 +69,7 @@ class StepTensors:
     kv_k: Sequence[Tensor]  # one for each of `kv_layers`: [num_slots, Hkv, Dk] fp32
     kv_v: Sequence[Tensor]  # the same: [num_slots, Hkv, Dv] fp32
     block_size: int
-    chooser: Chooser
+    chooser: Chooser | None  # None: nothing is drafted
 
 
 class TensorProposer(Protocol):

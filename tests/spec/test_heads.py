@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from head_oracle import Eagle3, Oracle
+from head_oracle import Eagle1, Eagle3, Mtp, Oracle
 from safetensors.torch import save_file
 from torch import Tensor
 
 from decodex.spec.draft import Draft
+from decodex.spec.eagle import EagleHead
 from decodex.spec.eagle3 import Eagle3Head
 from decodex.spec.head_proposer import HeadProposer
 from decodex.spec.head_weights import HeadWeights
+from decodex.spec.mtp import MtpHead, mtp_layout
 from decodex.spec.proposer import ProposerOptions, ProposerView, TreeShape
 from decodex.spec.target import Choices, StepTensors, TargetParts
 
@@ -46,7 +48,6 @@ TARGET = TargetParts(
     embed=lambda ids: EMBED[ids],
     head=lambda hidden: hidden @ HEAD.T,
     rope_frequencies=frequencies,
-    rms_norm_eps=1e-5,
     hidden_size=H,
     vocab_size=V,
     num_layers=NUM_LAYERS,
@@ -60,7 +61,7 @@ def state(prefix: Sequence[int], layer: int = -1) -> Tensor:
     return _state((layer, *prefix))
 
 
-@functools.cache
+@cache
 def _state(key: tuple[int, ...]) -> Tensor:
     return torch.randn(H, generator=torch.Generator().manual_seed(hash(key) & 0xFFFFFFFF))
 
@@ -310,18 +311,81 @@ def flat(config: dict) -> dict:
     return {**nested, **config, **(config.get("eagle_config") or {})}
 
 
-LAYOUTS: dict[str, Callable[[], tuple[dict, dict[str, Tensor]]]] = {
-    "nested": eagle3_nested,
-    "full": eagle3_full,
-    "targets_head": eagle3_targets_head,
-    "speculators": eagle3_speculators,
-}
-
-
-def eagle3(layout: str, folder: Path) -> tuple[HeadProposer, Oracle]:
-    config, tensors = LAYOUTS[layout]()
-    weights = write(folder, config, tensors, as_bin=layout == "full")
+def eagle3(make: Callable[[], tuple[dict, dict[str, Tensor]]], folder: Path) -> tuple[HeadProposer, Oracle]:
+    config, tensors = make()
+    weights = write(folder, config, tensors, as_bin=make is eagle3_full)
     return HeadProposer("eagle3", Eagle3Head(config, weights, TARGET)), Eagle3(flat(config), tensors, EMBED, HEAD)
+
+
+def eagle1(num_layers: int, has_bias: bool, folder: Path) -> tuple[HeadProposer, Oracle]:
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (H, 2 * H)}
+    for index in range(num_layers):
+        shapes |= layer_shapes(f"layers.{index}.")
+        shapes |= {f"layers.{index}.input_layernorm.weight": (H,)} if index else {}
+    if has_bias:
+        shapes |= {"fc.bias": (H,), "embed_tokens.weight": (V, H)}
+    config = {**CONFIG, "num_hidden_layers": num_layers}
+    tensors = tensors_of(shapes)
+    if has_bias:
+        tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    weights = write(folder, config, tensors, as_bin=has_bias)
+    return HeadProposer("eagle", EagleHead(config, weights, TARGET)), Eagle1(config, tensors, EMBED, HEAD)
+
+
+def mtp(name: str, carries_normed: bool | None, folder: Path) -> tuple[HeadProposer, Oracle]:
+    """Beside tensors of the target, which are not the module's."""
+    embed_norm, hidden_norm, projection, final_norm, prefix, own_way = {
+        "deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm", f"model.layers.{NUM_LAYERS}.", False),
+        "qwen3_next": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "mtp.layers.0.", True),
+        "mimo": ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", "model.mtp_layers.0.", True),
+    }[name]
+    is_qwen = name == "qwen3_next"
+    outer = "mtp." if is_qwen else prefix
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (V, H),
+        "model.layers.0.mlp.up_proj.weight": (3, H),
+        **{f"{outer}{n}.weight": (H,) for n in (embed_norm, hidden_norm, final_norm)},
+        f"{outer}{projection}.weight": (H, 2 * H),
+        **layer_shapes(prefix, q_heads=8 if is_qwen else 4),
+        f"{prefix}input_layernorm.weight": (H,),
+    }
+    if is_qwen:
+        shapes |= {f"{prefix}self_attn.{n}_norm.weight": (CONFIG["head_dim"],) for n in "qk"}
+    if name == "mimo":
+        shapes |= {f"{prefix}self_attn.{n}_proj.bias": (24 if n == "q" else 12,) for n in "qkv"}
+    if name == "deepseek":
+        shapes |= {f"{prefix}embed_tokens.weight": (V, H), f"{prefix}shared_head.head.weight": (V, H)}
+    config = {**CONFIG, "num_hidden_layers": NUM_LAYERS, **({"partial_rotary_factor": 1 / 3} if is_qwen else {})}
+    tensors = tensors_of(shapes)
+    write(folder, config, tensors)
+    layout = mtp_layout(HeadWeights.open(folder), NUM_LAYERS)
+    head = MtpHead(config, HeadWeights.open(folder, (layout.prefix,)), TARGET, layout, carries_normed)
+    oracle = Mtp(
+        config,
+        tensors,
+        tensors.get(f"{prefix}embed_tokens.weight", EMBED),
+        tensors.get(f"{prefix}shared_head.head.weight", HEAD),
+        names=(f"{outer}{embed_norm}", f"{outer}{hidden_norm}", f"{outer}{projection}", f"{outer}{final_norm}", prefix),
+        offset=1.0 if is_qwen else 0.0,
+        is_hidden_first=name == "mimo",
+        carries_normed=own_way if carries_normed is None else carries_normed,
+    )
+    return HeadProposer("mtp", head), oracle
+
+
+LAYOUTS: dict[str, Callable[[Path], tuple[HeadProposer, Oracle]]] = {
+    "eagle3": partial(eagle3, eagle3_nested),
+    "eagle3-own-vocabulary": partial(eagle3, eagle3_full),
+    "eagle3-targets-head": partial(eagle3, eagle3_targets_head),
+    "eagle3-speculators": partial(eagle3, eagle3_speculators),
+    "eagle": partial(eagle1, 1, False),
+    "eagle-two-layers": partial(eagle1, 2, True),
+    "mtp-deepseek": partial(mtp, "deepseek", None),
+    "mtp-deepseek-normed": partial(mtp, "deepseek", True),
+    "mtp-qwen3-next": partial(mtp, "qwen3_next", None),
+    "mtp-mimo": partial(mtp, "mimo", None),
+    "mtp-mimo-raw": partial(mtp, "mimo", False),
+}
 
 
 SHAPES = {
@@ -333,8 +397,8 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_eagle3_proposes_what_plain_torch_proposes(layout: str, shape: str, tmp_path: Path) -> None:
-    proposer, oracle = eagle3(layout, tmp_path)
+def test_proposes_what_plain_torch_proposes(layout: str, shape: str, tmp_path: Path) -> None:
+    proposer, oracle = LAYOUTS[layout](tmp_path)
     run = Run(proposer)
     run.options = [ProposerOptions(num_speculative_tokens=4, tree=SHAPES[shape])] * 3
     rows = check(run, run.prefill(4), oracle, proposer._head.token_map)
@@ -344,7 +408,7 @@ def test_eagle3_proposes_what_plain_torch_proposes(layout: str, shape: str, tmp_
 
 
 def test_shapes_may_differ_within_a_batch(tmp_path: Path) -> None:
-    proposer, oracle = eagle3("nested", tmp_path)
+    proposer, oracle = LAYOUTS["eagle3"](tmp_path)
     run = Run(proposer, seed=5)
     run.options = [ProposerOptions(num_speculative_tokens=3, tree=shape) for shape in SHAPES.values()]
     for step in range(4):
