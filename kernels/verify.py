@@ -124,7 +124,7 @@ def verify_drafts(laws: Tensor, drafts: FlatDrafts, coins: Tensor, is_block: boo
     )
     coins = coins.contiguous()
     if library is None:
-        _body(laws).verify_drafts(laws, *facts, coins, is_block, verdicts, has_laws=any(addresses))
+        _body(laws).verify_drafts(laws, facts, coins, is_block, verdicts)
         return verdicts
     status = library.verify_drafts(
         laws.data_ptr(),

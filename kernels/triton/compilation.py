@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from decodex.kernels.triton import bitmask, buckets, penalties, rng, sampling, truncation
+from decodex.kernels.triton import bitmask, buckets, penalties, rng, sampling, truncation, verify
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -27,6 +27,7 @@ MODULES = {
     "truncation": truncation,
     "buckets": buckets,
     "sampling": sampling,
+    "verify": verify,
 }
 
 

@@ -37,7 +37,7 @@ def test_spills_and_failures_are_failures(monkeypatch, capsys):
     assert compilation.compile_all() == 1
     out = capsys.readouterr().out
     assert "failed: no such instruction" in out
-    assert out.endswith("3 compiled for sm_80, sm_90, gfx942: 2 failed or spilled\n")
+    assert out.endswith("9 compiled for sm_80, sm_90, gfx942: 6 failed or spilled\n")
 
 
 def test_wrong_arguments(capsys):
