@@ -29,7 +29,7 @@ class NgramProposer:
         text = view.token_ids
         sizes = range(view.options.prompt_lookup_max, view.options.prompt_lookup_min - 1, -1)
         index = self._indexes.get(view.key)
-        if index is None or index.num_indexed > len(text) or index.sizes != tuple(sizes):
+        if index is None or index.num_indexed >= len(text) or index.sizes != tuple(sizes):
             index = self._indexes[view.key] = GramIndex(tuple(sizes))
         index.grow(text, len(text) - 1)
         tail = (*text[max(len(text) - sizes.start, 0) :], *token_ids)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count, islice
+from typing import NamedTuple
 
 from decodex.spec.draft import ROOT, Draft
 from decodex.spec.gram_index import GramIndex, common_suffix
+from decodex.spec.ngram import copied
 from decodex.spec.proposer import ProposerView, TreeShape
 from decodex.spec.text_proposer import draft_each
 
@@ -27,14 +28,14 @@ CORPUS_SIZE = 4  # shortest match with another request's output
 BYTES_PER_TOKEN = 360  # of a corpus: the gram, its list of places, the token (measured)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """An earlier occurrence of the last `match` tokens: text[end:] is what followed it."""
+Voter = tuple[float, Sequence[int]]  # its vote, and the tokens that it says follow
 
-    text: Sequence[int]
-    end: int
+
+class _Continuation(NamedTuple):
+    """What followed the last `match` tokens at an earlier place, the tokens that a draft may be."""
+
+    tokens: Sequence[int]
     match: int
-    is_own: bool = True  # of the request's own text
 
 
 class SuffixCorpus:
@@ -67,13 +68,13 @@ class SuffixCorpus:
         while self.num_bytes > self._limit:
             self._drop()
 
-    def places(self, tail: Sequence[int]) -> list[_Place]:
-        """Where the last tokens of `tail` occur in earlier outputs, the latest first."""
+    def continuations(self, tail: Sequence[int], size: int) -> list[_Continuation]:
+        """What followed the last tokens of `tail` in earlier outputs, the latest first, at most `size` tokens."""
         found = []
         for number, end in reversed(self._places.get(tuple(tail[-CORPUS_SIZE:]), ())):
             output = self._outputs[number]
             match = common_suffix(output, end, tail, len(tail), MAX_MATCH)
-            found.append(_Place(output, end, match, is_own=False))
+            found.append(_Continuation(output[end : end + size], match))
             self._outputs.move_to_end(number)
         return found
 
@@ -109,18 +110,21 @@ class SuffixProposer:
         """A chain, or a tree if the options have a shape, or None if no two last tokens occurred before."""
         text = view.token_ids
         index = self._indexes.get(view.key)
-        if index is None or index.num_indexed > len(text):
+        if index is None or index.num_indexed >= len(text):
             index = self._indexes[view.key] = GramIndex(SIZES)
         index.grow(text, len(text) - 1)
+        size = min(view.max_depth, view.max_nodes)
         tail = [*text[-MAX_MATCH:], *token_ids]
-        places = _own_places(index, text, tail)
+        found = _own_continuations(index, text, tail, token_ids, size)
         if view.options.suffix_corpus and self._corpus is not None:
-            places += self._corpus.places(tail)
-        if not places:
+            found += self._corpus.continuations(tail, size)
+        if not found:
             return None
-        longest = max(place.match for place in places)
-        max_depth = min(view.max_depth, GROWTH * longest)
-        return _grown(places, token_ids, max_depth, view.max_nodes, view.options.tree)
+        longest = max(match for _, match in found)
+        voters = [(2.0 ** (match - longest), tokens) for tokens, match in found]  # a token matched less: half a vote
+        size = min(size, GROWTH * longest)
+        shape = view.options.tree
+        return _chain(voters, longest, size) if shape is None else _tree(voters, longest, size, view.max_nodes, shape)
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """Put the output of an ended sequence into the corpus."""
@@ -132,78 +136,83 @@ class SuffixProposer:
         self._indexes.pop(key, None)
 
 
-def _own_places(index: GramIndex, text: Sequence[int], tail: Sequence[int]) -> list[_Place]:
-    """Where the longest gram of the tail that occurred before did, the latest first."""
+def _own_continuations(
+    index: GramIndex, text: Sequence[int], tail: Sequence[int], drafted: Sequence[int], num_tokens: int
+) -> list[_Continuation]:
+    """What followed where the longest gram of the tail (text + drafted) occurred before, the latest first."""
     for size in SIZES:
         ends = list(islice(index.ends(tuple(tail[-size:])), MAX_PLACES)) if size <= len(tail) else []
         if ends:
-            return [_Place(text, end, common_suffix(text, end, tail, len(tail), MAX_MATCH)) for end in ends]
+            matches = [common_suffix(text, end, tail, len(tail), MAX_MATCH) for end in ends]
+            return [_Continuation(copied(text, drafted, end, num_tokens), m) for end, m in zip(ends, matches)]
     return []
 
 
-@dataclass(frozen=True)
-class _Branch:
-    """A node that may be added: a token below `parent`, and the places that go on with it."""
+def _chain(voters: list[Voter], longest: int, size: int) -> Draft:
+    """Each token the one with the most votes of those that agreed so far; equal votes: the latest's."""
+    token_ids: list[int] = []
+    confidences: list[float] = []
+    for depth in range(size):
+        votes: dict[int, float] = {}
+        for weight, tokens in voters:
+            if depth < len(tokens):
+                votes[tokens[depth]] = votes.get(tokens[depth], 0.0) + weight
+        if not votes:
+            break
+        token = max(votes, key=votes.__getitem__)
+        token_ids.append(token)
+        confidences.append(votes[token] / (sum(votes.values()) + _novelty(longest + depth)))
+        if len(votes) > 1:
+            voters = [voter for voter in voters if depth < len(voter[1]) and voter[1][depth] == token]
+    return Draft.chain(token_ids, SuffixProposer.name, confidences)
+
+
+class _Branch(NamedTuple):
+    """A node that may be added: a token below `parent`, and the voters that have it there."""
 
     parent: int
+    depth: int
+    token: int
     confidence: float
-    tokens: tuple[int, ...]  # of its path
-    voters: list[tuple[_Place, float]]
+    voters: list[Voter]
 
 
-def _grown(
-    places: Sequence[_Place], drafted: Sequence[int], max_depth: int, max_nodes: int, shape: TreeShape | None
-) -> Draft | None:
-    """The likeliest nodes first, each with its share of the votes; half a vote for each token matched less."""
-    longest = max(place.match for place in places)
-    if shape is not None:
-        max_nodes = min(max_nodes, shape.max_nodes)
-        max_depth = min(max_depth, len(shape.widths)) if shape.widths else max_depth
-    root = _Branch(ROOT, 1.0, (), [(place, 2.0 ** (place.match - longest)) for place in places])
-    token_ids: list[int] = []
-    parents: list[int] = []
-    confidences: list[float] = []
+def _tree(voters: list[Voter], longest: int, max_depth: int, max_nodes: int, shape: TreeShape) -> Draft:
+    """As _chain, with more than one token at a place; the likeliest nodes first."""
+    max_depth = min(max_depth, len(shape.widths) or max_depth)
+    nodes: list[_Branch] = []
     order = count()
-    heap = [(-1.0, next(order), root)]
-    while heap and len(token_ids) < max_nodes:
+    root = _Branch(ROOT, 0, 0, 1.0, voters)
+    heap = [(-child.confidence, next(order), child) for child in _children(root, ROOT, longest, shape)]
+    heapq.heapify(heap)
+    while heap and len(nodes) < min(max_nodes, shape.max_nodes):
         survival, _, branch = heapq.heappop(heap)
-        node, depth = ROOT, len(branch.tokens)
-        if branch is not root:
-            node = len(token_ids)
-            token_ids.append(branch.tokens[-1])
-            parents.append(branch.parent)
-            confidences.append(branch.confidence)
-        if depth == max_depth:
-            continue
-        width = 1 if shape is None else shape.widths[depth] if shape.widths else shape.num_children
-        for child in _children(branch, node, drafted, longest, width):
-            heapq.heappush(heap, (survival * child.confidence, next(order), child))
-    if not token_ids:
-        return None
-    names = (SuffixProposer.name,) * len(token_ids)
-    return Draft(tuple(token_ids), tuple(parents), tuple(confidences), names)
+        nodes.append(branch)
+        if branch.depth < max_depth:
+            for child in _children(branch, len(nodes) - 1, longest, shape):
+                heapq.heappush(heap, (survival * child.confidence, next(order), child))
+    return Draft(
+        token_ids=tuple(branch.token for branch in nodes),
+        parents=tuple(branch.parent for branch in nodes),
+        confidences=tuple(branch.confidence for branch in nodes),
+        sources=(SuffixProposer.name,) * len(nodes),
+    )
 
 
-def _children(branch: _Branch, node: int, drafted: Sequence[int], longest: int, width: int) -> list[_Branch]:
+def _children(branch: _Branch, node: int, longest: int, shape: TreeShape) -> list[_Branch]:
     """What the branch's voters say comes next, the most votes first; equal votes: the latest place's."""
-    depth = len(branch.tokens)
-    votes: dict[int, float] = {}
-    voters: dict[int, list[tuple[_Place, float]]] = {}
-    for place, weight in branch.voters:
-        token = _token_after(place, drafted, branch.tokens)
-        if token is not None:
-            votes[token] = votes.get(token, 0.0) + weight
-            voters.setdefault(token, []).append((place, weight))
-    total = sum(votes.values()) + 1 / (longest + depth)  # what never followed before gets less after a longer match
-    tokens = sorted(votes, key=votes.__getitem__, reverse=True)[:width]
-    return [_Branch(node, votes[token] / total, (*branch.tokens, token), voters[token]) for token in tokens]
+    depth = branch.depth
+    width = shape.widths[depth] if shape.widths else shape.num_children
+    voters: dict[int, list[Voter]] = {}
+    for vote in branch.voters:
+        if depth < len(vote[1]):
+            voters.setdefault(vote[1][depth], []).append(vote)
+    votes = {token: sum(weight for weight, _ in agreeing) for token, agreeing in voters.items()}
+    total = sum(votes.values()) + _novelty(longest + depth)
+    best = sorted(votes, key=votes.__getitem__, reverse=True)[:width]
+    return [_Branch(node, depth + 1, token, votes[token] / total, voters[token]) for token in best]
 
 
-def _token_after(place: _Place, drafted: Sequence[int], path: Sequence[int]) -> int | None:
-    """The token len(path) after the place; past the end of a request's own text, the copy goes on in the draft."""
-    beyond = place.end + len(path) - len(place.text)
-    if beyond < 0:
-        return place.text[place.end + len(path)]
-    if not place.is_own:
-        return None
-    return drafted[beyond] if beyond < len(drafted) else path[beyond - len(drafted)]
+def _novelty(match: int) -> float:
+    """The vote for what never followed before: less after a longer match."""
+    return 1 / match
