@@ -12,7 +12,7 @@ __all__ = ["MAX_DEPTH", "AcceptanceHistory", "Place", "ProposerAcceptance", "Sha
 
 MAX_DEPTH = 16  # deeper nodes are counted with those at this depth
 MAX_RANK = 4  # later siblings are counted with the last
-REQUEST_DECAY = 0.9  # of a request's counts with each trial: about ten trials are remembered
+REQUEST_DECAY = 0.93  # of a request's counts with each trial: about fifteen trials are remembered
 SHARED_DECAY = 0.99
 PRIOR_TRIALS = 2.0  # weight of what is assumed before anything was seen
 FIRST_RATE = 0.5  # assumed of a first child
@@ -102,7 +102,8 @@ class AcceptanceHistory:
     """One request and one proposer: by depth, the odds of acceptance relative to what all requests' counts say."""
 
     def __init__(self, shared: ProposerAcceptance) -> None:
-        self.num_failures = 0  # drafts in a row of which control took nothing
+        self.num_failures = 0  # drafts in a row of which nothing was verified
+        self.num_probes = 0  # drafts in a row that were not expected to pay
         self._shared = shared
         self._counts = [[0.0, 0.0, 0.0] for _ in range(MAX_DEPTH)]  # accepted, expected to be, tried
         self._ratios = [1.0] * MAX_DEPTH  # of odds
@@ -119,8 +120,12 @@ class AcceptanceHistory:
         accepted = counts[0] = counts[0] * REQUEST_DECAY + is_accepted
         expected = counts[1] = counts[1] * REQUEST_DECAY + odds / (1 + odds)
         tried = counts[2] = counts[2] * REQUEST_DECAY + 1
-        half = PRIOR_TRIALS / 2
-        self._ratios[depth] = ((accepted + half) * (tried - expected + half)) / (
-            (tried - accepted + half) * (expected + half)
-        )
+        mean = min(max(expected / tried, 1 - MAX_CONFIDENCE), MAX_CONFIDENCE)
+        rate = (accepted + PRIOR_TRIALS * mean) / (tried + PRIOR_TRIALS)
+        self._ratios[depth] = rate / (1 - rate) * (1 - mean) / mean
         self._shared.add(depth, rank, confidence, is_accepted)
+
+    def fade(self) -> None:
+        """What was counted is old: let it weigh half as much against what comes."""
+        for counts in self._counts:
+            counts[:] = [count / 2 for count in counts]

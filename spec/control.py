@@ -24,6 +24,7 @@ __all__ = ["Control"]
 MIN_GAIN = 0.01  # what drafts must promise to be taken: estimates are noisy, and the largest of many is flattered
 PATIENCE = 4  # drafts in a row that are not taken before the proposer is asked less often
 MAX_WAIT = 64  # steps between drafts that are not taken, at most
+EXPLORE_EVERY = 16  # calls to a proposer that costs by depth, after which one is asked for a token more
 PROBE_DEPTH = 2  # of drafts that cost by depth and are not expected to pay
 
 
@@ -55,7 +56,11 @@ class Control:
         if not self._costs.draft(name).grows or not any(limits):
             return limits
         paying = self._paying_depths(name, histories, limits)
-        return [min(limit, depth or PROBE_DEPTH) for limit, depth in zip(limits, paying)]
+        for history, limit, depth in zip(histories, limits, paying):
+            if limit:
+                history.num_probes = _failures(history, history.num_probes, depth > 0)
+        deeper = self._num_calls[name] % EXPLORE_EVERY == 0  # lest a few bad drafts settle how deep is tried
+        return [min(limit, depth + deeper if depth else PROBE_DEPTH) for limit, depth in zip(limits, paying)]
 
     def select(
         self, keys: Sequence[int], drafts: Sequence[Draft | None], num_sequences: int, num_other_rows: int = 0
@@ -89,7 +94,7 @@ class Control:
             selected.append(draft and draft.kept(sorted(chosen)))
             if draft is not None:
                 history = self._history(key, shape_of(draft.parents, draft.sources).places[0].source)
-                history.num_failures = 0 if chosen else history.num_failures + 1
+                history.num_failures = _failures(history, history.num_failures, bool(chosen))
         return selected
 
     def survivals(self, key: int, draft: Draft) -> list[float]:
@@ -139,12 +144,13 @@ class Control:
                 nodes.append((-survival, depth, index))
         nodes.sort()
         num_sequences, num_drafted = len(histories), sum(limit > 0 for limit in limits)
-        most, best_depth, best_nodes = 0.0, 0, nodes[:0]
+        most = num_sequences / self._costs.table(num_sequences)[num_sequences] * (1 + MIN_GAIN)
+        best_depth, best_nodes = 0, nodes[:0]
         for depth in range(1, max(limits) + 1):
             within = [node for node in nodes if node[1] < depth]
             drafting = cost.seconds(num_drafted, depth)
             size, goodput = self._best([-node[0] for node in within], num_sequences, 0, drafting)
-            if size and goodput > most:
+            if goodput > most:
                 most, best_depth, best_nodes = goodput, depth, within[:size]
         takers = {index for _, _, index in best_nodes}
         return [best_depth if index in takers else 0 for index in range(num_sequences)]
@@ -187,5 +193,12 @@ class Control:
 
 def _is_due(history: AcceptanceHistory, num_calls: int) -> bool:
     """Whether to draft at this call; calls are counted for all, so that sequences that wait are served together."""
-    doublings = history.num_failures - PATIENCE
+    doublings = max(history.num_failures, history.num_probes) - PATIENCE
     return doublings < 0 or num_calls % min(2 << min(doublings, 16), MAX_WAIT) == 0
+
+
+def _failures(history: AcceptanceHistory, num_failures: int, is_success: bool) -> int:
+    """The count after one more draft; what was counted before a long wait loses weight."""
+    if num_failures >= PATIENCE:
+        history.fade()
+    return 0 if is_success else num_failures + 1
