@@ -90,11 +90,10 @@ def _read_head(
     layer_ids: LayerIds,
     carries_normed: bool | None,
 ) -> Head:
+    weights = HeadWeights.open(folder, target.device)
     if method == "mtp":
-        layout = mtp_layout(HeadWeights.open(folder), target.num_layers)
-        weights = HeadWeights.open(folder, (layout.prefix,), target.device)
-        return MtpHead(config, weights, target, layout, carries_normed)
-    weights = HeadWeights.open(folder, (), target.device)
+        layout = mtp_layout(weights, target.num_layers)
+        return MtpHead(config, weights.below(layout.prefix), target, layout, carries_normed)
     if method == "eagle":
         return EagleHead(config, weights, target)
     return Eagle3Head(config, weights, target, layer_ids)

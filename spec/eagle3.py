@@ -62,7 +62,7 @@ class Eagle3Head:
             raise HeadError(f"config.json: target_hidden_size is {width}, the target's is {target.hidden_size}")
         if int(shape.get("num_hidden_layers") or 1) != 1:
             raise HeadError(f"config.json: num_hidden_layers is {shape['num_hidden_layers']}, expected 1")
-        prefix = "layers.0." if "layers.0.input_layernorm.weight" in weights else "midlayer."
+        prefix = "layers.0." if any(name.startswith("layers.0.") for name in weights) else "midlayer."
         num_taps = len(self.taps)
         self.max_position = target.max_position
         self.kv_layers = [layer.kv_layer]

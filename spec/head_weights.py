@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,26 +39,29 @@ class HeadWeights:
         self.nbytes = 0  # held by what was taken
 
     @staticmethod
-    def open(
-        folder: Path, prefixes: Sequence[str] = (), device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-    ) -> HeadWeights:
-        """All tensors of a folder's *.safetensors, else of its pytorch_model*.bin (read as plain tensors, never as
-        pickled code); with `prefixes` only those whose names begin with one, for heads inside a target's checkpoint."""
+    def open(folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> HeadWeights:
+        """All tensors of a folder's *.safetensors, else of its pytorch_model*.bin (plain tensors, no pickled code)."""
         readers: dict[str, Callable[[], Tensor]] = {}
         files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
         if not files:
             raise HeadError(f"{folder}: no *.safetensors and no pytorch_model*.bin in this folder")
         for file in files:
             for name, reader in _read_names(file).items():
-                if prefixes and not name.startswith(tuple(prefixes)):
-                    continue
                 if name in readers:
                     raise HeadError(f"{file}: tensor {name!r} is in another file of this folder too")
                 readers[name] = reader
         return HeadWeights(readers, str(folder), device, dtype)
 
+    def below(self, prefix: str) -> HeadWeights:
+        """Only the tensors whose names begin so: a head inside a target's checkpoint."""
+        readers = {name: reader for name, reader in self._readers.items() if name.startswith(prefix)}
+        return HeadWeights(readers, self.source, self.device, self.dtype)
+
     def __contains__(self, name: str) -> bool:
         return name in self._readers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor as stored; HeadError if it is absent or of another shape."""

@@ -2,180 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from head_oracle import Eagle1, Eagle3, Mtp, Oracle
-from safetensors.torch import save_file
+from head_fakes import LAYOUTS, SHAPES, Run, TopTokens, states_of
+from head_oracle import Oracle
 from torch import Tensor
 
-from decodex.spec.draft import Draft
-from decodex.spec.eagle import EagleHead
-from decodex.spec.eagle3 import Eagle3Head
-from decodex.spec.head_proposer import HeadProposer
-from decodex.spec.head_weights import HeadWeights
-from decodex.spec.mtp import MtpHead, mtp_layout
-from decodex.spec.proposer import ProposerOptions, ProposerView, TreeShape
-from decodex.spec.target import Choices, StepTensors, TargetParts
-
-V, H, V_D, NUM_LAYERS, BLOCK = 24, 16, 10, 8, 4
-CONFIG = {
-    "hidden_size": H,
-    "intermediate_size": 20,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 6,
-    "num_hidden_layers": 1,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500.0,
-    "vocab_size": V,
-}
-EMBED, HEAD = torch.randn(2, V, H, generator=torch.Generator().manual_seed(1)).unbind()
-
-
-def frequencies(config: dict) -> Tensor:
-    width = int(config["head_dim"] * config.get("partial_rotary_factor", 1.0))
-    return config["rope_theta"] ** (-torch.arange(0, width, 2) / width)
-
-
-TARGET = TargetParts(
-    embed=lambda ids: EMBED[ids],
-    head=lambda hidden: hidden @ HEAD.T,
-    rope_frequencies=frequencies,
-    hidden_size=H,
-    vocab_size=V,
-    num_layers=NUM_LAYERS,
-    max_position=512,
-    device=torch.device("cpu"),
-)
-
-
-def state(prefix: Sequence[int], layer: int = -1) -> Tensor:
-    """What the target makes of a prefix: anything, as long as it depends on all of it."""
-    return _state((layer, *prefix))
-
-
-@cache
-def _state(key: tuple[int, ...]) -> Tensor:
-    return torch.randn(H, generator=torch.Generator().manual_seed(hash(key) & 0xFFFFFFFF))
-
-
-def states_of(token_ids: Sequence[int], taps: tuple[int, ...]) -> Tensor:
-    """States of positions 0..n-2: [n-1, H], or [n-1, taps, H]."""
-    prefixes = [token_ids[: i + 1] for i in range(len(token_ids) - 1)]
-    if not taps:
-        return torch.stack([state(p) for p in prefixes])
-    return torch.stack([torch.stack([state(p, layer) for layer in taps]) for p in prefixes])
-
-
-class TopTokens:
-    """A chooser that takes the likeliest tokens and remembers the logits it saw."""
-
-    def __init__(self) -> None:
-        self.seen: dict[tuple[int, tuple[int, ...]], Tensor] = {}
-        self.num_calls = 0
-
-    def choose(self, logits, views, paths, width, token_map) -> Choices:
-        self.num_calls += 1
-        for row, (view, path) in enumerate(zip(views, paths, strict=True)):
-            assert (view, path) not in self.seen
-            self.seen[view, path] = logits[row].clone()
-        scores, ids = logits.softmax(-1).topk(width)
-        return Choices((ids if token_map is None else token_map[ids]).tolist(), scores.tolist())
-
-
-@dataclass
-class Run:
-    """Sequences in a paged KV whose next tokens are random: drafts are accepted or not by chance."""
-
-    proposer: HeadProposer
-    seed: int = 0
-    num_blocks: int = 64
-    sequences: list[list[int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
-        slots = self.num_blocks * BLOCK
-        nan = float("nan")
-        self.kv_k = [torch.full((slots, h, k), nan) for h, k, _ in self.proposer.kv_layers]
-        self.kv_v = [torch.full((slots, h, v), nan) for h, _, v in self.proposer.kv_layers]
-        lengths = (9, 1, 14)
-        self.sequences = [self.rng.integers(0, V, n).tolist() for n in lengths]
-        blocks = self.rng.permutation(self.num_blocks)[: 3 * 16].reshape(3, 16)
-        self.block_tables = torch.from_numpy(blocks.astype(np.int32))
-        self.drafts: list[Draft | None] = [None] * 3
-        self.options = [ProposerOptions()] * 3
-
-    def step(self, ranges: list[tuple[int, list[list[int]]]], max_depths: list[int], max_nodes: int = 32) -> TopTokens:
-        """One target step: for each sequence the first position and the prefixes of its rows (None: junk)."""
-        taps, chooser = self.proposer.taps, TopTokens()
-        prefixes: list[list[int]] = [[0]]  # a row of nobody
-        views = []
-        for index, (start, rows) in enumerate(ranges):
-            keep = [len(prefixes) + at for at, prefix in enumerate(rows) if prefix]
-            prefixes += rows
-            views.append(
-                ProposerView(
-                    key=index,
-                    slot=2 - index,
-                    token_ids=self.sequences[index],
-                    num_prompt_tokens=1,
-                    max_depth=max_depths[index],
-                    max_nodes=max_nodes,
-                    options=self.options[index],
-                    start=start,
-                    rows=keep,
-                )
-            )
-        self.proposer.begin(
-            StepTensors(
-                hidden=torch.stack([state(p) for p in prefixes]) if self.proposer.needs_hidden else None,
-                taps={layer: torch.stack([state(p, layer) for p in prefixes]) for layer in taps},
-                block_tables=self.block_tables,
-                kv_k=self.kv_k,
-                kv_v=self.kv_v,
-                block_size=BLOCK,
-                chooser=chooser,
-            )
-        )
-        self.drafts = self.proposer.propose(views)
-        return chooser
-
-    def prefill(self, depth: int) -> TopTokens:
-        """In two chunks; a token is sampled after the second one."""
-        halves = [len(tokens) // 2 for tokens in self.sequences]
-        first = [(0, [tokens[: i + 1] for i in range(h)]) for tokens, h in zip(self.sequences, halves)]
-        self.step(first, [0] * 3)
-        assert self.drafts == [None] * 3
-        rest = [(h, [tokens[: i + 1] for i in range(h, len(tokens))]) for tokens, h in zip(self.sequences, halves)]
-        for tokens in self.sequences:
-            tokens.append(int(self.rng.integers(0, V)))
-        return self.step(rest, [depth] * 3)
-
-    def decode(self, depth: int) -> TopTokens:
-        """Accept some path of each draft, then one more token."""
-        ranges = []
-        for tokens, draft in zip(self.sequences, self.drafts, strict=True):
-            start, node, accepted = len(tokens) - 1, -1, []
-            while draft is not None and self.rng.random() < 0.7:
-                children = [child for child, parent in enumerate(draft.parents) if parent == node]
-                if not children:
-                    break
-                node = int(self.rng.choice(children))
-                accepted.append(node)
-            rows: list[list[int]] = [tokens[:]] + [[] for _ in range(len(draft or ()))]
-            for node in accepted:
-                tokens.append(draft.token_ids[node])
-                rows[1 + node] = tokens[:]
-            tokens.append(int(self.rng.integers(0, V)))
-            ranges.append((start, rows))
-        return self.step(ranges, [depth] * 3)
+from decodex.spec.proposer import ProposerOptions, TreeShape
 
 
 def check(run: Run, chooser: TopTokens, oracle: Oracle, token_map: Tensor | None) -> int:
@@ -220,200 +55,25 @@ def grown(chooser: TopTokens, view: int, shape: TreeShape, token_map: Tensor | N
     return set(sorted(found, key=lambda path: -found[path])[: shape.max_nodes])
 
 
-def tensors_of(shapes: dict[str, tuple[int, ...]], seed: int = 3) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for name, shape in shapes.items()}
-
-
-def layer_shapes(prefix: str, in_features: int = H, q_heads: int = 4) -> dict[str, tuple[int, ...]]:
-    dim, inner = CONFIG["head_dim"], CONFIG["intermediate_size"]
-    return {
-        f"{prefix}self_attn.q_proj.weight": (q_heads * dim, in_features),
-        f"{prefix}self_attn.k_proj.weight": (2 * dim, in_features),
-        f"{prefix}self_attn.v_proj.weight": (2 * dim, in_features),
-        f"{prefix}self_attn.o_proj.weight": (H, 4 * dim),
-        f"{prefix}mlp.gate_proj.weight": (inner, H),
-        f"{prefix}mlp.up_proj.weight": (inner, H),
-        f"{prefix}mlp.down_proj.weight": (H, inner),
-        f"{prefix}post_attention_layernorm.weight": (H,),
-    }
-
-
-def write(folder: Path, config: dict, tensors: dict[str, Tensor], as_bin: bool = False) -> HeadWeights:
-    (folder / "config.json").write_text(json.dumps(config))
-    if as_bin:
-        torch.save(tensors, folder / "pytorch_model.bin")
-    else:
-        save_file(tensors, folder / "model.safetensors")
-    return HeadWeights.open(folder)
-
-
-TARGET_IDS = torch.tensor([1, 2, 5, 6, 9, 13, 17, 18, 20, 23])
-
-
-def eagle3_tensors(prefix: str, draft_vocab: bool = True, **extra: tuple[int, ...]) -> dict[str, Tensor]:
-    shapes = {
-        "fc.weight": (H, 3 * H),
-        **layer_shapes(prefix, 2 * H),
-        f"{prefix}input_layernorm.weight": (H,),
-        f"{prefix}hidden_norm.weight": (H,),
-        "norm.weight": (H,),
-        "lm_head.weight": (V_D if draft_vocab else V, H),
-        **extra,
-    }
-    tensors = tensors_of(shapes)
-    if draft_vocab:
-        tensors["d2t"] = TARGET_IDS - torch.arange(V_D)
-        tensors["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill_(0, TARGET_IDS, True)
-    return tensors
-
-
-def eagle3_nested() -> tuple[dict, dict[str, Tensor]]:
-    config = {**CONFIG, "draft_vocab_size": V_D, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 6]}}
-    return config, eagle3_tensors("midlayer.")
-
-
-def eagle3_full() -> tuple[dict, dict[str, Tensor]]:
-    """Vocabulary, embedding and default taps: the target's vocabulary with the head's own matrices."""
-    return dict(CONFIG), eagle3_tensors("layers.0.", draft_vocab=False, **{"embed_tokens.weight": (V, H)})
-
-
-def eagle3_targets_head() -> tuple[dict, dict[str, Tensor]]:
-    config, tensors = eagle3_full()
-    del tensors["lm_head.weight"], tensors["embed_tokens.weight"]
-    config["eagle_config"] = {"norm_before_fc": True, "norm_output": True}
-    return config, {**tensors, **tensors_of({"input_norm.weight": (3 * H,)})}
-
-
-def eagle3_speculators() -> tuple[dict, dict[str, Tensor]]:
-    config = {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "draft_vocab_size": V_D,
-        "target_hidden_size": None,
-        "norm_before_residual": True,
-        "fc_norm": True,
-        "norm_output": True,
-        "eagle_aux_hidden_state_layer_ids": [1, 4, 7],
-        "transformer_layer_config": {
-            **CONFIG,
-            "layer_types": ["sliding_attention"],
-            "sliding_window": 5,
-            "max_position_embeddings": 512,
-        },
-    }
-    norms = {f"fc_norm.{i}.weight": (H,) for i in range(3)}
-    return config, eagle3_tensors("layers.0.", **norms)
-
-
-def flat(config: dict) -> dict:
-    nested = config.get("transformer_layer_config", {})
-    return {**nested, **config, **(config.get("eagle_config") or {})}
-
-
-def eagle3(make: Callable[[], tuple[dict, dict[str, Tensor]]], folder: Path) -> tuple[HeadProposer, Oracle]:
-    config, tensors = make()
-    weights = write(folder, config, tensors, as_bin=make is eagle3_full)
-    return HeadProposer("eagle3", Eagle3Head(config, weights, TARGET)), Eagle3(flat(config), tensors, EMBED, HEAD)
-
-
-def eagle1(num_layers: int, has_bias: bool, folder: Path) -> tuple[HeadProposer, Oracle]:
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (H, 2 * H)}
-    for index in range(num_layers):
-        shapes |= layer_shapes(f"layers.{index}.")
-        shapes |= {f"layers.{index}.input_layernorm.weight": (H,)} if index else {}
-    if has_bias:
-        shapes |= {"fc.bias": (H,), "embed_tokens.weight": (V, H)}
-    config = {**CONFIG, "num_hidden_layers": num_layers}
-    tensors = tensors_of(shapes)
-    if has_bias:
-        tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
-    weights = write(folder, config, tensors, as_bin=has_bias)
-    return HeadProposer("eagle", EagleHead(config, weights, TARGET)), Eagle1(config, tensors, EMBED, HEAD)
-
-
-def mtp(name: str, carries_normed: bool | None, folder: Path) -> tuple[HeadProposer, Oracle]:
-    """Beside tensors of the target, which are not the module's."""
-    embed_norm, hidden_norm, projection, final_norm, prefix, own_way = {
-        "deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm", f"model.layers.{NUM_LAYERS}.", False),
-        "qwen3_next": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "mtp.layers.0.", True),
-        "mimo": ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", "model.mtp_layers.0.", True),
-    }[name]
-    is_qwen = name == "qwen3_next"
-    outer = "mtp." if is_qwen else prefix
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (V, H),
-        "model.layers.0.mlp.up_proj.weight": (3, H),
-        **{f"{outer}{n}.weight": (H,) for n in (embed_norm, hidden_norm, final_norm)},
-        f"{outer}{projection}.weight": (H, 2 * H),
-        **layer_shapes(prefix, q_heads=8 if is_qwen else 4),
-        f"{prefix}input_layernorm.weight": (H,),
-    }
-    if is_qwen:
-        shapes |= {f"{prefix}self_attn.{n}_norm.weight": (CONFIG["head_dim"],) for n in "qk"}
-    if name == "mimo":
-        shapes |= {f"{prefix}self_attn.{n}_proj.bias": (24 if n == "q" else 12,) for n in "qkv"}
-    if name == "deepseek":
-        shapes |= {f"{prefix}embed_tokens.weight": (V, H), f"{prefix}shared_head.head.weight": (V, H)}
-    config = {**CONFIG, "num_hidden_layers": NUM_LAYERS, **({"partial_rotary_factor": 1 / 3} if is_qwen else {})}
-    tensors = tensors_of(shapes)
-    write(folder, config, tensors)
-    layout = mtp_layout(HeadWeights.open(folder), NUM_LAYERS)
-    head = MtpHead(config, HeadWeights.open(folder, (layout.prefix,)), TARGET, layout, carries_normed)
-    oracle = Mtp(
-        config,
-        tensors,
-        tensors.get(f"{prefix}embed_tokens.weight", EMBED),
-        tensors.get(f"{prefix}shared_head.head.weight", HEAD),
-        names=(f"{outer}{embed_norm}", f"{outer}{hidden_norm}", f"{outer}{projection}", f"{outer}{final_norm}", prefix),
-        offset=1.0 if is_qwen else 0.0,
-        is_hidden_first=name == "mimo",
-        carries_normed=own_way if carries_normed is None else carries_normed,
-    )
-    return HeadProposer("mtp", head), oracle
-
-
-LAYOUTS: dict[str, Callable[[Path], tuple[HeadProposer, Oracle]]] = {
-    "eagle3": partial(eagle3, eagle3_nested),
-    "eagle3-own-vocabulary": partial(eagle3, eagle3_full),
-    "eagle3-targets-head": partial(eagle3, eagle3_targets_head),
-    "eagle3-speculators": partial(eagle3, eagle3_speculators),
-    "eagle": partial(eagle1, 1, False),
-    "eagle-two-layers": partial(eagle1, 2, True),
-    "mtp-deepseek": partial(mtp, "deepseek", None),
-    "mtp-deepseek-normed": partial(mtp, "deepseek", True),
-    "mtp-qwen3-next": partial(mtp, "qwen3_next", None),
-    "mtp-mimo": partial(mtp, "mimo", None),
-    "mtp-mimo-raw": partial(mtp, "mimo", False),
-}
-
-
-SHAPES = {
-    "chain": None,
-    "static": TreeShape(widths=(3, 2, 1), max_nodes=12),
-    "grown": TreeShape(num_children=3, num_expanded=2, max_nodes=9),
-}
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_proposes_what_plain_torch_proposes(layout: str, shape: str, tmp_path: Path) -> None:
-    proposer, oracle = LAYOUTS[layout](tmp_path)
-    run = Run(proposer)
+    oracle = LAYOUTS[layout].oracle
+    run = Run(LAYOUTS[layout].proposer(tmp_path))
     run.options = [ProposerOptions(num_speculative_tokens=4, tree=SHAPES[shape])] * 3
-    rows = check(run, run.prefill(4), oracle, proposer._head.token_map)
+    rows = check(run, run.prefill(4), oracle, run.proposer._head.token_map)
     for _ in range(3):
-        rows += check(run, run.decode(4), oracle, proposer._head.token_map)
+        rows += check(run, run.decode(4), oracle, run.proposer._head.token_map)
     assert shape == "grown" or rows == 4 * 3 * {"chain": 4, "static": 10}[shape]
 
 
 def test_shapes_may_differ_within_a_batch(tmp_path: Path) -> None:
-    proposer, oracle = LAYOUTS["eagle3"](tmp_path)
-    run = Run(proposer, seed=5)
+    oracle = LAYOUTS["eagle3"].oracle
+    run = Run(LAYOUTS["eagle3"].proposer(tmp_path), seed=5)
     run.options = [ProposerOptions(num_speculative_tokens=3, tree=shape) for shape in SHAPES.values()]
     for step in range(4):
         chooser = run.decode(4) if step else run.prefill(4)
-        check(run, chooser, oracle, proposer._head.token_map)
+        check(run, chooser, oracle, run.proposer._head.token_map)
         assert chooser.num_calls == 3
         chain, static, grown = run.drafts
         assert chain is not None
