@@ -22,7 +22,8 @@ from decodex.spec.draft import ROOT, Draft
 __all__ = ["Control"]
 
 MIN_GAIN = 0.01  # what drafts must promise to be taken: estimates are noisy, and the largest of many is flattered
-PATIENCE = 4  # drafts in a row that are not taken before the proposer is asked less often
+PATIENCE = 16  # drafts in a row of which nothing is taken before the proposer is asked less often
+PROBE_PATIENCE = 4  # the same for drafts that are not expected to pay for drafting
 MAX_WAIT = 64  # steps between drafts that are not taken, at most
 EXPLORE_EVERY = 16  # calls to a proposer that costs by depth, after which one is asked for a token more
 PROBE_DEPTH = 2  # of drafts that cost by depth and are not expected to pay
@@ -58,7 +59,9 @@ class Control:
         paying = self._paying_depths(name, histories, limits)
         for history, limit, depth in zip(histories, limits, paying):
             if limit:
-                history.num_probes = _failures(history, history.num_probes, depth > 0)
+                history.num_probes = history.shared.num_probes = 0 if depth else history.num_probes + 1
+                if history.num_probes > PROBE_PATIENCE:
+                    history.fade()
         deeper = self._num_calls[name] % EXPLORE_EVERY == 0  # lest a few bad drafts settle how deep is tried
         return [min(limit, depth + deeper if depth else PROBE_DEPTH) for limit, depth in zip(limits, paying)]
 
@@ -94,7 +97,9 @@ class Control:
             selected.append(draft and draft.kept(sorted(chosen)))
             if draft is not None:
                 history = self._history(key, shape_of(draft.parents, draft.sources).places[0].source)
-                history.num_failures = _failures(history, history.num_failures, bool(chosen))
+                history.num_failures = 0 if chosen else history.num_failures + 1
+                if history.num_failures > PATIENCE:
+                    history.fade()
         return selected
 
     def survivals(self, key: int, draft: Draft) -> list[float]:
@@ -193,12 +198,5 @@ class Control:
 
 def _is_due(history: AcceptanceHistory, num_calls: int) -> bool:
     """Whether to draft at this call; calls are counted for all, so that sequences that wait are served together."""
-    doublings = max(history.num_failures, history.num_probes) - PATIENCE
+    doublings = max(history.num_failures - PATIENCE, history.num_probes - PROBE_PATIENCE)
     return doublings < 0 or num_calls % min(2 << min(doublings, 16), MAX_WAIT) == 0
-
-
-def _failures(history: AcceptanceHistory, num_failures: int, is_success: bool) -> int:
-    """The count after one more draft; what was counted before a long wait loses weight."""
-    if num_failures >= PATIENCE:
-        history.fade()
-    return 0 if is_success else num_failures + 1

@@ -190,6 +190,23 @@ def test_rows_that_cost_nothing_are_drafted_deeper():
     assert simulation.speedup > 2.5
 
 
+def test_short_requests_do_not_each_start_with_probes():
+    """A head that does not pay: of requests of 50 tokens, only the first ones try it at once."""
+    costs = CostModel.profiled({1: 0.01, 2: 0.01}, {"head": DraftCost(level=0.004)})
+    control = Control(costs)
+    num_drafted = []
+    for key in range(40):
+        num_drafted.append(0)
+        for _ in range(50):
+            [limit] = control.depth_limits("head", [key], [4])
+            draft = Draft.chain([1] * limit, "head") if limit else None
+            control.select([key], [draft], 1)
+            control.observe(key, draft, [2])
+            num_drafted[-1] += limit
+        control.forget(key)
+    assert sum(num_drafted[-20:]) / 20 <= 10  # tokens at 0.4 steps each
+
+
 @pytest.mark.parametrize("name", ["suffix", "head"])
 def test_a_request_comes_back(name):
     """Nothing is right for long, then nearly everything."""
