@@ -35,7 +35,7 @@ class DraftChooser:
         self.is_coupled = True
         self._table = table
         self._features = [feature for feature in features if not isinstance(feature, CustomProcessors)]
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
 
     def choose(
         self,
@@ -48,9 +48,9 @@ class DraftChooser:
         """See spec.target.Chooser."""
         if token_map is not None:
             narrow = logits
-            logits = narrow.new_full((narrow.shape[0], self._vocab_size), -torch.inf)
+            logits = narrow.new_full((narrow.shape[0], self.vocab_size), -torch.inf)
             logits[:, token_map] = narrow
-        logits = logits[:, : self._vocab_size]
+        logits = logits[:, : self.vocab_size]
         rows = self._rows(views, paths)
         for feature in self._features:
             feature.apply(logits, rows)

@@ -19,6 +19,7 @@ from decodex.fingerprint import system_fingerprint
 from decodex.grammar.check import IndependentCheck
 from decodex.grammar.errors import MatcherError
 from decodex.grammars import Grammars
+from decodex.heads import load_drafter
 from decodex.kv_cache import KVCache, LayerKV
 from decodex.models.interface import CausalLM
 from decodex.models.loader import load_model
@@ -33,7 +34,7 @@ from decodex.scheduler import Scheduler
 from decodex.spec.proposer import Proposer
 from decodex.spec.target import TensorProposer
 from decodex.speculation import Speculation
-from decodex.speculative_config import CUSTOM, is_replayable
+from decodex.speculative_config import CUSTOM, SpeculativeConfig, is_replayable
 from decodex.table import RequestTable
 from decodex.tokenizer import Tokenizer
 from decodex.verdicts import Verdicts
@@ -63,6 +64,16 @@ def check_torch_defaults() -> None:
             f"torch's defaults are {dtype} on {device}, expected torch.float32 on cpu: "
             "undo torch.set_default_dtype / torch.set_default_device around decodex"
         )
+
+
+def _drafter(
+    config: EngineConfig, model: CausalLM, tokenizer: Tokenizer, device: torch.device
+) -> TensorProposer | None:
+    """The loaded model of `speculative_config`, where its method has one."""
+    wanted = config.speculative_config
+    if not isinstance(wanted, SpeculativeConfig) or wanted.with_weights is None or wanted.model is None:
+        return None
+    return load_drafter(wanted.with_weights, wanted.model, model, tokenizer, device)
 
 
 class Engine:
@@ -114,7 +125,7 @@ class Engine:
         files = resolve_model(config.model)
         tokenizer = Tokenizer(files.path)
         model = load_model(files, dtype=config.dtype, quantization=config.quantization, device=device)
-        engine = Engine(config, model, tokenizer, device)
+        engine = Engine(config, model, tokenizer, device, drafter=_drafter(config, model, tokenizer, device))
         if config.speculative_config is not False:
             engine.speculation.begin_control(step_costs(model, engine.fingerprint, device))
         return engine

@@ -64,9 +64,9 @@ backend honours. Special tokens and the vocabulary beyond the tokenizer are mask
 sequence is possible exactly where the text is complete. All kinds but `structural_tag` describe the whole output:
 `stop`, `stop_token_ids`, `include_stop_str_in_output`, `repetition_stop` and `max_thinking_tokens` are refused beside
 them. An output that nothing but its end can follow ends with "stop", whatever `min_tokens` and `ignore_eos` say.""",
-    "speculation": """Tokens are guessed and verified, several in a step; [speculation.md](speculation.md) has the methods. Under
-`coupled` verification the output is what it is without, bit for bit; under `rejection` and `block` it has the same
-distribution, and the answer says `replayable: false`. A prediction asks for speculation by itself.""",
+    "speculation": """Tokens are guessed and verified, several in a step; [speculation.md](speculation.md) has the
+methods. Under `coupled` verification the output is what it is without, bit for bit; under `rejection` and `block` it
+has the same distribution, and the answer says `replayable: false`. A prediction asks for speculation by itself.""",
     "8 draw": """A draw needs no state, so the same request and seed give the same tokens.""",
     "output": """`logprobs` and `prompt_logprobs` in a JSON answer show -inf as -9999.0. A request with
 `prompt_logprobs` reads no prefix cache. `logprob_token_ids` without `logprobs` is `logprobs = 0`.""",

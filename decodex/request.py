@@ -49,6 +49,16 @@ class Request:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # of the prompt's tokens so far; [0] is None
 
     @property
+    def has_drafter(self) -> bool:
+        """Whether a model or head with KV of its own drafts for it."""
+        return self.speculation is not None and self.speculation.with_weights is not None
+
+    @property
+    def block_salt(self) -> bytes:
+        """What its blocks are hashed with: only sequences with the same may share them."""
+        return self.cache_salt.encode() + (b"\0drafter" if self.has_drafter else b"")
+
+    @property
     def is_finished(self) -> bool:
         """Whether every choice has its finish reason."""
         return all(seq.status is Status.FINISHED for seq in self.sequences)
@@ -105,6 +115,6 @@ class Sequence:
         """Chain hashes of the first `num_blocks` full blocks (committed tokens never change, so neither do these)."""
         while len(self._hashes) < num_blocks:
             start = len(self._hashes) * block_size
-            parent = self._hashes[-1] if self._hashes else self.request.cache_salt.encode()
+            parent = self._hashes[-1] if self._hashes else self.request.block_salt
             self._hashes.append(chain_hash(parent, self.token_ids[start : start + block_size]))
         return self._hashes[:num_blocks]

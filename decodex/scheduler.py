@@ -209,6 +209,8 @@ class Scheduler:
             shared, num_computed = leader.block_ids[:total], at_most
         elif self._config.enable_prefix_caching and seq.next_prompt_logprob is None:
             shared = self.pool.lookup(seq.block_hashes(at_most // block_size, block_size))
+            if seq.request.has_drafter:  # it needs the hidden states of the last token before the new ones
+                shared = shared[:-1]
             num_computed = len(shared) * block_size
         else:
             shared, num_computed = [], 0

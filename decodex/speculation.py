@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
+import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -22,7 +24,7 @@ from decodex.request import Status
 from decodex.scheduler import Scheduler
 from decodex.spec.cascade import Cascade
 from decodex.spec.control import Control
-from decodex.spec.costs import CostModel
+from decodex.spec.costs import CostModel, DraftCost
 from decodex.spec.draft import Draft
 from decodex.spec.forced import ForcedProposer
 from decodex.spec.ngram import NgramProposer
@@ -33,6 +35,8 @@ from decodex.spec.target import StepTensors, TensorProposer
 from decodex.speculative_config import WITH_WEIGHTS, SpeculativeConfig
 
 __all__ = ["Speculation"]
+
+logger = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 
@@ -45,6 +49,29 @@ class _Asked:
     config: SpeculativeConfig
     view: ProposerView
     draft: Draft | None = None
+
+
+class _DraftClock:
+    """How long the method with weights takes for each depth, by the number of sequences; learnt on the way."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}  # by the next power of two of the number of sequences
+
+    def note(self, num_sequences: int, depth: int, seconds: float) -> None:
+        """A call took so long; one without drafts only wrote KV."""
+        if depth > 0:
+            size = num_sequences.bit_length()
+            known = self._seconds.get(size, seconds / depth)
+            self._seconds[size] = (
+                min(known, seconds / depth) * 0.2 + known * 0.8
+            )  # prompts and other work slow some calls
+
+    def set_cost(self, costs: dict[str, DraftCost], name: str, num_sequences: int) -> None:
+        """Tell the control."""
+        if name in costs and self._seconds:
+            size = num_sequences.bit_length()
+            nearest = min(self._seconds, key=lambda known: abs(known - size))
+            costs[name] = DraftCost(level=self._seconds[nearest] * 2.0 ** max(0, size - nearest))
 
 
 class Speculation:
@@ -78,12 +105,15 @@ class Speculation:
         self._chooser = chooser
         self._block_tables = block_tables
         self._kv = kv
+        self._costs: dict[str, DraftCost] = {}  # as the control sees them
+        self._clock = _DraftClock()
         self._proposed: dict[int, Draft] = {}  # by sequence: before control has cut it
         self._cascades: dict[tuple[tuple[str, ...], bool], Proposer] = {}  # by methods and whether control cuts them
 
     def begin_control(self, costs: CostModel) -> None:
         """From now on what does not pay is neither drafted nor verified, where a config has `control`."""
-        self._control = Control(costs)
+        self._costs = {} if self._with_weights is None else {self._with_weights.name: DraftCost()}
+        self._control = Control(dataclasses.replace(costs, drafts=self._costs))
 
     def propose(self, batch: StepBatch, output: StepOutput, forward: ForwardOutput) -> None:
         """Draft for the sequences that decode next, into their `draft`."""
@@ -168,8 +198,27 @@ class Speculation:
             limits = self._control.depth_limits if is_controlled and self._control is not None else None
             proposer = Cascade([self._proposers[name] for name in methods], limits)
             self._cascades[methods, is_controlled] = proposer
-        for one, draft in zip(wanting, proposer.propose([a.view for a in wanting]), strict=True):
+        views = [a.view for a in wanting]
+        drafts = proposer.propose(views) if self._custom is None else self._custom_drafts(views)
+        for one, draft in zip(wanting, drafts, strict=True):
             one.draft = draft or None
+
+    def _custom_drafts(self, views: Sequence[ProposerView]) -> list[Draft | None]:
+        """Of a proposer that is not ours: what it gets wrong costs speed, and no request its answer."""
+        assert self._custom is not None
+        try:
+            drafts = self._custom.propose(views)
+            if len(drafts) != len(views):
+                raise ValueError(f"{len(drafts)} drafts for {len(views)} views")
+            return [None if draft is None else self._within_vocabulary(draft) for draft in drafts]
+        except Exception:
+            logger.exception("the proposer %s failed: no drafts in this step", type(self._custom).__name__)
+            return [None] * len(views)
+
+    def _within_vocabulary(self, draft: Draft) -> Draft | None:
+        if all(0 <= token < self._chooser.vocab_size for token in draft.token_ids):
+            return draft
+        raise ValueError(f"token ids outside 0..{self._chooser.vocab_size - 1}: {draft.token_ids}")
 
     def _ask_model(self, asked: Sequence[_Asked], is_coupled: bool, forward: ForwardOutput) -> None:
         """Ask the method with weights; it also brings its KV up to date for those that have a draft."""
@@ -190,9 +239,13 @@ class Speculation:
                 chooser=self._chooser,
             )
         )
+        self._clock.set_cost(self._costs, self._with_weights.name, len(asked))
         depths = self._model_depths(asked)
         views = [dataclasses.replace(a.view, max_depth=depth) for a, depth in zip(asked, depths, strict=True)]
-        for one, draft in zip(asked, self._with_weights.propose(views), strict=True):
+        start = time.perf_counter()
+        drafts = self._with_weights.propose(views)
+        self._clock.note(len(asked), max(depths), time.perf_counter() - start)
+        for one, draft in zip(asked, drafts, strict=True):
             one.draft = one.draft or draft or None
         self._chooser.sequences = ()
 

@@ -149,6 +149,10 @@ class SpeculativeConfig:
             raise RequestError("cascade", self.cascade, f"to be absent beside method={self.method!r}")
         if self.verification == "block" and self.tree is not None:
             raise RequestError("tree", self.tree, "to be absent beside verification='block'", "it verifies chains")
+        is_grown = self.tree is not None and not self.tree.widths
+        if self.verification != "coupled" and self.with_weights is not None and is_grown:
+            hint = "a grown tree looks at the tokens that were drawn, which would change the distribution"
+            raise RequestError("tree", self.tree, "widths by depth beside verification='rejection'", hint)
         if self.with_weights is not None and self.model is None:
             raise RequestError("model", None, f"the checkpoint of the {self.with_weights}")
         if self.with_weights is None and self.model is not None:

@@ -121,6 +121,14 @@ class LlamaModel:
         logits = self._head(rms_norm(last, self._norm, eps))
         return ForwardOutput(logits, rms_norm(stream, self._norm, eps) if wants_hidden else None, kept)
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [T, H] fp32 of [T] int64, as the first layer gets them."""
+        return self._embed(token_ids)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [T, V] fp32 of [T, H] fp32 hidden states after the final norm."""
+        return self._head(hidden)
+
     def _hold_angles(self, num_positions: int) -> None:
         """Have cos and sin for at least `num_positions` (fp32, as transformers computes them)."""
         held = self._cos_sin.shape[0]
