@@ -1,6 +1,6 @@
 """Suffix decoding: continue the text as it went on where its last tokens occurred before (Oliaro et al. 2024).
 
-In place of a suffix tree, chains of earlier places by n-gram (2, 4 and 8 tokens): the longest grams that occurred
+In place of a suffix tree, chains of earlier places by n-gram (1, 2, 4 and 8 tokens): the longest grams that occurred
 give the places, comparing backwards gives each place's match length, and the places vote on what follows.
 """
 
@@ -20,7 +20,7 @@ from decodex.spec.text_proposer import draft_each
 
 __all__ = ["SuffixCorpus", "SuffixProposer"]
 
-SIZES = (8, 4, 2)
+SIZES = (8, 4, 2, 1)
 MAX_PLACES = 16  # earlier places that vote, the latest first
 MAX_MATCH = 32  # tokens that a match is measured up to
 GROWTH = 2  # a draft is at most this many times as long as the match
@@ -107,7 +107,7 @@ class SuffixProposer:
         return draft_each(self, views)
 
     def propose_after(self, view: ProposerView, token_ids: Sequence[int]) -> Draft | None:
-        """A chain, or a tree if the options have a shape, or None if no two last tokens occurred before."""
+        """A chain, or a tree if the options have a shape, or None if the last token did not occur before."""
         text = view.token_ids
         index = self._indexes.get(view.key)
         if index is None or index.num_indexed >= len(text):
@@ -144,6 +144,7 @@ def _own_continuations(
         ends = list(islice(index.ends(tuple(tail[-size:])), MAX_PLACES)) if size <= len(tail) else []
         if ends:
             matches = [common_suffix(text, end, tail, len(tail), MAX_MATCH) for end in ends]
+            num_tokens = min(num_tokens, GROWTH * max(matches))
             return [_Continuation(copied(text, drafted, end, num_tokens), m) for end, m in zip(ends, matches)]
     return []
 
