@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -124,7 +125,7 @@ def _read_names(file: Path) -> dict[str, Callable[[], Tensor]]:
             shard: Any = safe_open(file, framework="pt")
             names: list[str] = list(shard.keys())
             return {name: partial(shard.get_tensor, name) for name in names}
-        held = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        held = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
         if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
             raise HeadError(f"{file}: expected a dictionary of tensors")
         return {name: partial(held.__getitem__, name) for name in held}

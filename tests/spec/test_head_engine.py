@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
+import transformers
 from head_fakes import CONFIG, EMBED, HEAD, LAYOUTS, NUM_LAYERS, H, V, layer_shapes, tensors_of, write
 from safetensors.torch import save_file
 
@@ -38,7 +39,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = {name: tensor + (tensor.dim() == 1) for name, tensor in tensors_of(shapes).items()}
     tensors |= {"model.embed_tokens.weight": EMBED.clone(), "lm_head.weight": HEAD.clone()}
     config = {**CONFIG, "num_hidden_layers": NUM_LAYERS, "max_position_embeddings": 128}
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "architectures": ["LlamaForCausalLM"], "model_type": "llama"})
+    )
     save_file(tensors, folder / "model.safetensors")
     save_tokenizer(folder, [f"t{i}" for i in range(V)])
     return folder
@@ -98,6 +101,32 @@ def test_heads_change_no_token(layout: str, tree: str, target: Path, expected: l
     assert tokens == expected
     assert all(m is not None and m.num_drafted > m.num_steps for m in metrics)
     assert set(metrics[0].by_proposer) == {method}
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "mtp-mimo-raw" and "-normed" not in name])
+def test_heads_see_what_transformers_computes(layout: str, target: Path, tmp_path: Path) -> None:
+    """The drafts' logits, from checkpoints alone: taps and hidden states are transformers', the head is plain torch."""
+    checkpoint = LAYOUTS[layout]
+    write(tmp_path, checkpoint.config, checkpoint.tensors, checkpoint.is_bin)
+    engine = load(target, method=layout.split("-")[0], model=str(tmp_path), tree=[2, 1, 1])
+    chooser, seen = engine.speculation._chooser, []
+    choose = chooser.choose
+
+    def remember(logits, views, paths, width, token_map):
+        seen.extend((list(chooser.sequences[v].token_ids), p, row.clone()) for v, p, row in zip(views, paths, logits))
+        return choose(logits, views, paths, width, token_map)
+
+    chooser.choose = remember
+    outputs(engine)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="eager")
+    taps = engine.speculation.taps
+    assert len(seen) > 100
+    for token_ids, path, logits in seen[::7]:
+        with torch.no_grad():
+            out = theirs.model(torch.tensor([token_ids[:-1]]), output_hidden_states=True, use_cache=False)
+        states = torch.stack([out.hidden_states[tap + 1][0] for tap in taps], 1) if taps else out.last_hidden_state[0]
+        expected = checkpoint.oracle.logits(token_ids, states, path)
+        torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("tree", TREES)
