@@ -91,6 +91,15 @@ VALUES: dict[str, list[Any]] = {
         {"grammar": 'root ::= "a" root "b" | "c"', "backend": "xgrammar"},
         {"grammar": 'root ::= ("ba" | "c" | " ")+', "backend": "llguidance"},
     ],
+    "speculative": [
+        False,
+        True,
+        {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+        {"method": "suffix", "num_speculative_tokens": 3},
+        {"method": "suffix", "tree": {"num_children": 2, "max_nodes": 6}},
+        {"cascade": ["prediction", "ngram"], "control": False},
+    ],
+    "prediction": ["abcab", [1, 2, 3, 1, 2, 9], "c" * 30],
     "max_tokens": [1, 2, 9, None],
     "stop": [["ab"], ["c", "bcab"], "aba", ["\n ", "b"]],
     "stop_token_ids": [[3], [0, 7]],
@@ -165,6 +174,15 @@ def answer(output) -> list[str]:
     """Everything that a request's answer says, as text (so that NaN equals NaN), but for times and the request's id."""
     choices = [repr(dataclasses.asdict(choice)) for choice in output.outputs]
     return [*choices, repr(output.prompt_logprobs), repr(output.error is None)]
+
+
+METHODS = [
+    {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2},
+    {"method": "suffix"},
+    {"method": "suffix", "tree": {"num_children": 3, "num_expanded": 2, "max_nodes": 9}, "suffix_corpus_mib": 1},
+    {"method": "suffix", "tree": [2, 2], "control": False},
+    {"cascade": ["forced", "prediction", "suffix", "ngram"]},
+]  # of an engine
 
 
 class KnownProposer(Guesser):

@@ -11,7 +11,7 @@ import pytest
 from fakes import ByteTokenizer, FakeModel, RandomProposer, hash_logits, make_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from properties.every_field import KnownProposer, answer, refused, run
+from properties.every_field import METHODS, KnownProposer, answer, refused, run
 
 from decodex.errors import EngineError
 from decodex.params import SamplingParams
@@ -112,6 +112,9 @@ def check(requests, proposer_seed, style, num_blocks, max_num_seqs, budget):
         mixed = run(engine_of(proposer=proposer, **options), requests)
         for request, output, right in zip(requests, mixed, expected, strict=True):
             assert answer(output) == right, request
+    for method in METHODS:
+        mixed = run(engine_of(speculative_config=method, **options), requests)
+        assert [answer(output) for output in mixed] == expected, method
     for (_, params), output in zip(requests, outputs, strict=True):
         for choice in output.outputs:
             assert choice.check != "failed"

@@ -7,22 +7,27 @@ import pytest
 from fakes import RandomProposer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from properties.every_field import VALUES, KnownProposer, answer, prompts, run, sampling_params, text_engine
+from properties.every_field import METHODS, VALUES, KnownProposer, answer, prompts, run, sampling_params, text_engine
 
 from decodex.definition import options_of
 from decodex.params import SamplingParams
+from decodex.spec.costs import CostModel
 
+# steps whose rows cost nothing, something, as much as steps without drafts
+COSTS = [CostModel.profiled({1: 1.0, 64: last}) for last in (1.0, 8.0, 64.0)]
 EXAMPLE = {
     "requests": st.lists(st.tuples(prompts(), sampling_params()), min_size=1, max_size=4),
     "proposer_seed": st.integers(0, 1000),
     "style": st.sampled_from(KnownProposer.STYLES),
+    "method": st.sampled_from(METHODS),
+    "costs": st.sampled_from(COSTS),
     "num_blocks": st.integers(14, 48),
     "max_num_seqs": st.integers(1, 6),
     "budget": st.sampled_from([3, 16, 64]),
 }
 
 
-def check(requests, proposer_seed, style, num_blocks, max_num_seqs, budget):
+def check(requests, proposer_seed, style, method, costs, num_blocks, max_num_seqs, budget):
     outputs = [run(text_engine(), [request])[0] for request in requests]
     expected = [answer(output) for output in outputs]
     known = [output.prompt_token_ids + choice.token_ids for output in outputs for choice in output.outputs]
@@ -40,6 +45,12 @@ def check(requests, proposer_seed, style, num_blocks, max_num_seqs, budget):
         mixed = run(text_engine(proposer=proposer, **options), requests)
         for request, output, right in zip(requests, mixed, expected, strict=True):
             assert answer(output) == right, f"{drafts} drafts in a mixed batch: {request}"
+    for proposed in (method, {**method, "control": False}):
+        engine = text_engine(speculative_config=proposed, **options)
+        engine.speculation.begin_control(costs)
+        for request, output, right in zip(requests, run(engine, requests), expected, strict=True):
+            assert answer(output) == right, f"{proposed} in a mixed batch: {request}"
+            assert output.replayable
     for drafts, proposer in list(proposers().items())[1:]:
         [alone] = run(text_engine(proposer=proposer), requests[:1])
         assert answer(alone) == expected[0], f"{drafts} drafts alone: {requests[0]}"

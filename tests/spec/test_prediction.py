@@ -74,6 +74,7 @@ def test_a_tree_has_the_second_likeliest_place():
     output = [token for part in output for token in part]  # a token put in, or one replaced, in turns
     chain, tree = steps_of(output, prediction), steps_of(output, prediction, tree=TreeShape())
     assert tree <= chain - 10
+    assert steps_of(output, prediction, tree=TreeShape(widths=(1, 1))) == chain
 
 
 def test_the_lengths_of_the_last_replacement_are_expected_again():
