@@ -56,13 +56,13 @@ def verify_step(
     if method not in ("rejection", "block"):
         raise ValueError(f'method: expected "rejection" or "block", got {method!r}')
     cu_nodes, parents, token_ids = [0], list[int](), list[int]()
-    depths, siblings = list[int](), list[int]()  # [N]
+    depths, nodes_of = list[int](), list[int]()  # [N]
     for draft in drafts:
         if draft is not None:
             parents += draft.parents
             token_ids += draft.token_ids
             depths += (len(path) - 1 for path in draft.paths)
-            siblings += (draft.parents[:node].count(parent) for node, parent in enumerate(draft.parents))
+            nodes_of += range(len(draft))
         cu_nodes.append(len(parents))
     laws_of = [None if draft is None else draft.laws for draft in drafts]
     flat = FlatDrafts(row_starts, cu_nodes, parents, token_ids, laws_of)
@@ -78,7 +78,7 @@ def verify_step(
         window_of[owner_of] + tensor(depths),
         PURPOSE_ACCEPTANCE,
         window_of[owner_of],
-        tensor(siblings),
+        tensor(nodes_of),
     )
     verdicts = verify_drafts(laws, flat, coins, is_block=method == "block")
     last = gumbel_argmax(

@@ -90,11 +90,12 @@ def reject(chain: Chain) -> tuple[list[int], Tensor]:
             token = chain.token_ids[child]
             share = 1.0 if draft is None else draft.weights[token] * draft.scale
             likely = left.weights[token] * left.scale
-            if likely > 0 and chain.coins[child] * share < likely:
+            weights = residual_of(left, draft, token)
+            is_certain = weights.max() == 0  # the same laws up to rounding
+            if likely > 0 and (is_certain or chain.coins[child] * share < likely):
                 node = child
                 accepted.append(node)
                 break
-            weights = residual_of(left, draft, token)
             left = normalised(weights) if weights.max() > 0 else target
             if draft is not None:
                 draft = normalised(subtract(draft, None, token))

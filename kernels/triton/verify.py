@@ -137,17 +137,19 @@ def reject(
             if is_refused:
                 following = next_child(parents, node, child, num)
                 top = subtract(law, scale, draft, draft_scale, tl.where(is_point, token, -1), left, V, TILE)
-                law = tl.where(top > 0, left, target)
-                scale = tl.full([], 1.0, tl.float32)
-                if following < num:
-                    if top > 0:
-                        scale = scale_of(left, top, V, TILE)
-                    if draft != 0:
-                        top = subtract(draft, draft_scale, draft * 0, 1.0, token, spare, V, TILE)
-                        draft = spare
-                        draft_scale = scale_of(spare, top, V, TILE)
-                child = following
-                is_refused = child < num
+                is_refused = (top > 0) | ((likely > 0) == 0)  # else the same laws up to rounding
+                if is_refused:
+                    law = tl.where(top > 0, left, target)
+                    scale = tl.full([], 1.0, tl.float32)
+                    if following < num:
+                        if top > 0:
+                            scale = scale_of(left, top, V, TILE)
+                        if draft != 0:
+                            top = subtract(draft, draft_scale, draft * 0, 1.0, token, spare, V, TILE)
+                            draft = spare
+                            draft_scale = scale_of(spare, top, V, TILE)
+                    child = following
+                    is_refused = child < num
         is_open = child < num
         if is_open:
             tl.store(is_accepted + child, tl.full([], 1, tl.int8))
