@@ -43,11 +43,6 @@ class Cascade:
                     drafts[i] = self._extended(view, draft, member)
         return drafts
 
-    def remember(self, token_ids: Sequence[int]) -> None:
-        """These are the output tokens of a sequence that ended well."""
-        for member in self._text_members:
-            member.remember(token_ids)
-
     def forget(self, key: int) -> None:
         """The sequence is over; a key that is not known is fine."""
         for member in self.members:

@@ -26,8 +26,5 @@ class ForcedProposer:
         forced = forced[: min(view.max_depth, view.max_nodes)]
         return Draft.chain(forced, self.name, [1.0] * len(forced)) if forced else None
 
-    def remember(self, token_ids: Sequence[int]) -> None:
-        """Nothing is kept of other sequences."""
-
     def forget(self, key: int) -> None:
         """Nothing is kept of sequences."""

@@ -26,7 +26,7 @@ class GramIndex:
         if end <= start:
             return
         latest = self._latest
-        first = max(start + 1 - max(self.sizes), 0)
+        first = max(start + 1 - max(self.sizes, default=0), 0)
         recent = tuple(token_ids[first:end])
         for size, earlier in zip(self.sizes, self._earlier):
             for stop in range(start + 1, end + 1):

@@ -39,9 +39,6 @@ class NgramProposer:
                 return Draft.chain(copied(text, token_ids, end, min(view.max_depth, view.max_nodes)), self.name)
         return None
 
-    def remember(self, token_ids: Sequence[int]) -> None:
-        """Nothing is kept of other sequences."""
-
     def forget(self, key: int) -> None:
         """The sequence is over; a key that is not known is fine."""
         self._indexes.pop(key, None)

@@ -8,7 +8,7 @@ from itertools import islice
 
 from decodex.spec.draft import ROOT, Draft
 from decodex.spec.gram_index import GramIndex, common_suffix
-from decodex.spec.proposer import ProposerView
+from decodex.spec.proposer import ProposerView, TreeShape
 from decodex.spec.text_proposer import draft_each
 
 __all__ = ["PredictionProposer"]
@@ -123,17 +123,21 @@ class PredictionProposer:
             alignment = copy(alignment)
             alignment.read([*view.token_ids, *token_ids])
         guesses = alignment.guesses(len(view.token_ids) + len(token_ids))
-        guesses = guesses[: 1 if view.options.tree is None else 2]
+        guesses = guesses[: min(_max_branches(view.options.tree), view.max_nodes)]
         size = min(view.max_depth, view.max_nodes // max(len(guesses), 1))
         token_lists = [view.prediction[place : place + size] for place in guesses]
         return _branches(token_lists, alignment.num_agreed) if any(token_lists) else None
 
-    def remember(self, token_ids: Sequence[int]) -> None:
-        """Nothing is kept of other sequences."""
-
     def forget(self, key: int) -> None:
         """The sequence is over; a key that is not known is fine."""
         self._alignments.pop(key, None)
+
+
+def _max_branches(shape: TreeShape | None) -> int:
+    """How many ways to go on a draft may have."""
+    if shape is None:
+        return 1
+    return shape.widths[0] if shape.widths else shape.num_children
 
 
 def _branches(token_lists: Sequence[Sequence[int]], num_agreed: int) -> Draft:

@@ -126,11 +126,6 @@ class SuffixProposer:
         shape = view.options.tree
         return _chain(voters, longest, size) if shape is None else _tree(voters, longest, size, view.max_nodes, shape)
 
-    def remember(self, token_ids: Sequence[int]) -> None:
-        """Put the output of an ended sequence into the corpus."""
-        if self._corpus is not None:
-            self._corpus.add(token_ids)
-
     def forget(self, key: int) -> None:
         """The sequence is over; a key that is not known is fine."""
         self._indexes.pop(key, None)

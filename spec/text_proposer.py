@@ -13,7 +13,7 @@ __all__ = ["TextProposer", "draft_each"]
 
 @runtime_checkable
 class TextProposer(Protocol):
-    """A proposer that can also draft after draft tokens, and learn from outputs."""
+    """A proposer that can also draft after draft tokens."""
 
     name: str
 
@@ -23,10 +23,6 @@ class TextProposer(Protocol):
 
     def propose_after(self, view: ProposerView, token_ids: Sequence[int]) -> Draft | None:
         """What follows the committed tokens and these draft tokens, at most view.max_depth deep, or None."""
-        ...
-
-    def remember(self, token_ids: Sequence[int]) -> None:
-        """These are the output tokens of a sequence that ended well; most proposers keep nothing of them."""
         ...
 
     def forget(self, key: int) -> None:

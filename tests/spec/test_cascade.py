@@ -9,7 +9,7 @@ from decodex.spec.draft import Draft
 from decodex.spec.forced import ForcedProposer
 from decodex.spec.ngram import NgramProposer
 from decodex.spec.prediction import PredictionProposer
-from decodex.spec.suffix import SuffixCorpus, SuffixProposer
+from decodex.spec.suffix import SuffixProposer
 
 
 class Scripted:
@@ -78,9 +78,3 @@ def test_a_forced_chain_is_cut_to_what_is_wanted():
     assert longer.token_ids == tuple(range(12))
     assert set(longer.sources[10:]) == {"prediction"}
     assert cascade.propose([view_of([1], forced=lambda after: [])]) == [None]
-
-
-def test_outputs_are_remembered_by_those_that_learn():
-    cascade = Cascade([ForcedProposer(), Scripted("weights", {}), SuffixProposer(SuffixCorpus(1 << 20))])
-    cascade.remember(range(10))
-    assert cascade.propose([view_of([2, 3, 4, 5], suffix_corpus=True)])[0].token_ids == (6, 7, 8, 9)

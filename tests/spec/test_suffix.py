@@ -112,8 +112,9 @@ def test_a_new_proposer_says_the_same(data):
 
 
 def test_the_corpus_is_asked_only_if_the_request_says_so():
-    proposer = SuffixProposer(SuffixCorpus(1 << 20))
-    proposer.remember(range(20))
+    corpus = SuffixCorpus(1 << 20)
+    corpus.add(range(20))
+    proposer = SuffixProposer(corpus)
     text = [99, 3, 4, 5, 6]
     assert proposer.propose([view_of(text)])[0] is None
     draft = proposer.propose([view_of(text, suffix_corpus=True)])[0]
@@ -123,8 +124,9 @@ def test_the_corpus_is_asked_only_if_the_request_says_so():
 
 
 def test_a_continuation_ends_where_the_earlier_output_ended():
-    proposer = SuffixProposer(SuffixCorpus(1 << 20))
-    proposer.remember(range(10))
+    corpus = SuffixCorpus(1 << 20)
+    corpus.add(range(10))
+    proposer = SuffixProposer(corpus)
     assert proposer.propose([view_of([4, 5, 6, 7], suffix_corpus=True)])[0].token_ids == (8, 9)
     assert proposer.propose([view_of([6, 7, 8, 9], suffix_corpus=True)])[0] is None
 
