@@ -81,6 +81,25 @@ def test_noise_depends_on_every_part_of_the_key():
         assert (base == other).sum() <= 1
 
 
+def test_streams_are_words_of_the_counter():
+    """Window and sibling are counter words of their own; without them nothing has changed."""
+    seed, position, zero = torch.tensor([5]), torch.tensor([9]), torch.tensor([0])
+    base = rng.gumbel_noise(seed, position, 64)
+    assert torch.equal(base, rng.gumbel_noise(seed, position, 64, windows=zero, siblings=zero))
+    streams = [
+        rng.gumbel_noise(seed, position, 64, purpose, torch.tensor([window]), torch.tensor([sibling]))
+        for purpose in (0, rng.PURPOSE_PROPOSAL)
+        for window in (0, 1, 9, 2**31 - 1)
+        for sibling in (0, 1, 2**20)
+    ]
+    for i, one in enumerate(streams):
+        assert all((one == other).sum() <= 1 for other in streams[:i])
+    words = rng.philox_4x32(tuple(torch.tensor(w) for w in (0, 9, 2 | 3 << 8, 7)), (torch.tensor(5), torch.tensor(0)))
+    expected = (int(words[0]) // 512 + 0.5) * 2.0**-23
+    keys = (seed, position, rng.PURPOSE_PROPOSAL, torch.tensor([7]), torch.tensor([3]))
+    assert float(rng.uniform(*keys)) == expected
+
+
 @needs_native
 @pytest.mark.parametrize("vocab_size", [1, 3, 4, 31, 64, 1001, 49152])
 def test_bodies_are_bit_equal(vocab_size):
@@ -91,6 +110,12 @@ def test_bodies_are_bit_equal(vocab_size):
             native = rng.gumbel_noise(seeds, positions, vocab_size, purpose)
         with backend.set_backend("reference"):
             assert torch.equal(native, rng.gumbel_noise(seeds, positions, vocab_size, purpose))
+    keys = (rng.PURPOSE_RESIDUAL, positions // 2, positions % 1000)
+    with backend.set_backend("native"):
+        native = rng.gumbel_noise(seeds, positions, vocab_size, *keys), rng.uniform(seeds, positions, *keys)
+    with backend.set_backend("reference"):
+        expected = rng.gumbel_noise(seeds, positions, vocab_size, *keys), rng.uniform(seeds, positions, *keys)
+    assert all(torch.equal(a, b) for a, b in zip(native, expected))
 
 
 def test_wrong_arguments_are_named():
@@ -98,6 +123,8 @@ def test_wrong_arguments_are_named():
         rng.gumbel_noise(torch.zeros(2), torch.zeros(2, dtype=torch.int64), 4)
     with pytest.raises(ValueError, match=r"positions: expected int64 \[2\], got int64 \[3\]"):
         rng.gumbel_noise(torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), 4)
+    with pytest.raises(ValueError, match=r"windows: expected int64 \[2\]"):
+        rng.uniform(*[torch.zeros(2, dtype=torch.int64)] * 2, 0, torch.zeros(3, dtype=torch.int64))
 
 
 def test_derived_seeds():
