@@ -99,6 +99,7 @@ class Run:
     vocab: int = V
     num_blocks: int = 64
     sequences: list[list[int]] = field(default_factory=list)
+    choose: Callable[..., Choices] | None = None  # instead of the likeliest tokens
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -116,6 +117,8 @@ class Run:
     def step(self, ranges: list[tuple[int, list[list[int]]]], max_depths: list[int], max_nodes: int = 32) -> TopTokens:
         """One target step: for each sequence the first position and the prefixes of its rows (None: junk)."""
         taps, chooser = self.proposer.taps, TopTokens()
+        if self.choose is not None:
+            chooser.choose = self.choose
         prefixes: list[list[int]] = [[0]]  # a row of nobody
         views = []
         for index, (start, rows) in enumerate(ranges):
