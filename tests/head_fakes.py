@@ -194,17 +194,17 @@ def tensors_of(shapes: dict[str, tuple[int, ...]], seed: int = 3) -> dict[str, T
     return {name: torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for name, shape in shapes.items()}
 
 
-def layer_shapes(prefix: str, in_features: int = H, q_heads: int = 4) -> dict[str, tuple[int, ...]]:
+def layer_shapes(prefix: str, in_features: int = H, q_heads: int = 4, width: int = H) -> dict[str, tuple[int, ...]]:
     dim, inner = CONFIG["head_dim"], CONFIG["intermediate_size"]
     return {
         f"{prefix}self_attn.q_proj.weight": (q_heads * dim, in_features),
         f"{prefix}self_attn.k_proj.weight": (2 * dim, in_features),
         f"{prefix}self_attn.v_proj.weight": (2 * dim, in_features),
-        f"{prefix}self_attn.o_proj.weight": (H, 4 * dim),
-        f"{prefix}mlp.gate_proj.weight": (inner, H),
-        f"{prefix}mlp.up_proj.weight": (inner, H),
-        f"{prefix}mlp.down_proj.weight": (H, inner),
-        f"{prefix}post_attention_layernorm.weight": (H,),
+        f"{prefix}self_attn.o_proj.weight": (width, 4 * dim),
+        f"{prefix}mlp.gate_proj.weight": (inner, width),
+        f"{prefix}mlp.up_proj.weight": (inner, width),
+        f"{prefix}mlp.down_proj.weight": (width, inner),
+        f"{prefix}post_attention_layernorm.weight": (width,),
     }
 
 
@@ -220,14 +220,16 @@ def write(folder: Path, config: dict, tensors: dict[str, Tensor], as_bin: bool =
 TARGET_IDS = torch.tensor([1, 2, 5, 6, 9, 13, 17, 18, 20, 23])
 
 
-def eagle3_tensors(prefix: str, draft_vocab: bool = True, **extra: tuple[int, ...]) -> dict[str, Tensor]:
+def eagle3_tensors(
+    prefix: str, draft_vocab: bool = True, width: int = H, **extra: tuple[int, ...]
+) -> dict[str, Tensor]:
     shapes = {
-        "fc.weight": (H, 3 * H),
-        **layer_shapes(prefix, 2 * H),
-        f"{prefix}input_layernorm.weight": (H,),
-        f"{prefix}hidden_norm.weight": (H,),
-        "norm.weight": (H,),
-        "lm_head.weight": (V_D if draft_vocab else V, H),
+        "fc.weight": (width, 3 * H),
+        **layer_shapes(prefix, 2 * width, width=width),
+        f"{prefix}input_layernorm.weight": (width,),
+        f"{prefix}hidden_norm.weight": (width,),
+        "norm.weight": (width,),
+        "lm_head.weight": (V_D if draft_vocab else V, width),
         **extra,
     }
     tensors = tensors_of(shapes)
@@ -245,6 +247,12 @@ def eagle3_nested() -> tuple[dict, dict[str, Tensor]]:
 def eagle3_full() -> tuple[dict, dict[str, Tensor]]:
     """Vocabulary, embedding and default taps: the target's vocabulary with the head's own matrices."""
     return dict(CONFIG), eagle3_tensors("layers.0.", draft_vocab=False, **{"embed_tokens.weight": (V, H)})
+
+
+def eagle3_narrow() -> tuple[dict, dict[str, Tensor]]:
+    """Narrower than the target."""
+    config = {**CONFIG, "hidden_size": 12, "target_hidden_size": H, "draft_vocab_size": V_D}
+    return config, eagle3_tensors("midlayer.", width=12, **{"embed_tokens.weight": (V, 12)})
 
 
 def eagle3_targets_head() -> tuple[dict, dict[str, Tensor]]:
@@ -363,6 +371,7 @@ def mtp(name: str, carries_normed: bool | None) -> Layout:
 LAYOUTS = {
     "eagle3": eagle3(eagle3_nested),
     "eagle3-own-vocabulary": eagle3(eagle3_full, is_bin=True),
+    "eagle3-narrow": eagle3(eagle3_narrow),
     "eagle3-targets-head": eagle3(eagle3_targets_head),
     "eagle3-speculators": eagle3(eagle3_speculators),
     "eagle": eagle1(1, is_bin=False),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes import VOCAB, FakeModel, hash_logits
-from head_fakes import LAYOUTS, NUM_LAYERS, SHAPES, TARGET, Run, eagle3_nested, eagle3_speculators, write
+from head_fakes import LAYOUTS, NUM_LAYERS, SHAPES, TARGET, Run, eagle3_narrow, eagle3_nested, eagle3_speculators, write
 from torch import Tensor
 
 from decodex.heads import draft_forward
@@ -44,6 +44,11 @@ REFUSED = {
     "two layers": ({"num_hidden_layers": 2}, {}, "num_hidden_layers is 2, expected 1"),
     "no width": ({"hidden_size": None}, {}, "hidden_size is None"),
     "activation": ({"hidden_act": "gelu"}, {}, "hidden_act is 'gelu'"),
+    "no embedding": (
+        {"hidden_size": 12, "target_hidden_size": 16},
+        {**eagle3_narrow()[1], "embed_tokens.weight": None},
+        "'embed_tokens.weight' is missing, and the target's is 16 wide, not 12",
+    ),
     "embedding": ({"hidden_size": 8}, {}, r"'fc.weight' has shape"),
 }
 
