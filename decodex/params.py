@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from decodex.checks import Bias, Flag, Int, Number, OneOf, Processors, Texts, TokenIds
-from decodex.definition import Refusal, definition, option, run_checks
+from decodex.definition import FILE_OR_TEXT, Refusal, definition, option, run_checks
 from decodex.errors import RequestError
 from decodex.speculative_config import Prediction, Speculative
 from decodex.structured_outputs import StructuredOutputs, StructuredOutputsParams
@@ -263,7 +263,7 @@ class SamplingParams:
     speculative: Any = option(
         default=None,
         help="guess tokens ahead: false, true, or a mapping of docs/speculation.md's fields; default is the engine's",
-        cli=False,
+        metavar="JSON",
         check=Speculative(),
         step="speculation",
         formula="the tokens are the same with and without (verification coupled)",
@@ -271,7 +271,7 @@ class SamplingParams:
     prediction: Any = option(
         default=None,
         help="text (or token ids) that the output is expected to be much like; wrong predictions only cost time",
-        cli=False,
+        metavar=FILE_OR_TEXT,
         check=Prediction(),
         step="speculation",
         formula="the tokens are the same with and without (verification coupled)",

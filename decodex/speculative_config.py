@@ -190,15 +190,21 @@ class SpeculativeConfig:
         )
 
 
+def _from_text(field: str, value: Any) -> Any:
+    """A value that may have been given as JSON text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise RequestError(field, value, "true, false or a JSON object", str(error)) from None
+
+
 def read_config(field: str, value: Any) -> SpeculativeConfig:
     """A config from a mapping or JSON text; errors name `field`."""
     if isinstance(value, SpeculativeConfig):
         return value
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise RequestError(field, value, "a JSON object", str(error)) from None
+    value = _from_text(field, value)
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise RequestError(field, value, "a mapping of SpeculativeConfig's fields")
     try:
@@ -214,6 +220,7 @@ class Speculative:
     off = (None,)
 
     def __call__(self, field: str, value: Any) -> Any:
+        value = _from_text(field, value)
         if value is None or isinstance(value, (bool, SpeculativeConfig)):
             return value
         wanted = dict(value) if isinstance(value, Mapping) else value
@@ -234,7 +241,7 @@ class EngineSpeculation:
     off = (None,)
 
     def __call__(self, field: str, value: Any) -> SpeculativeConfig | bool | None:
-        value = {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+        value = _from_text(field, value)
         if value is None or value is False:
             return value
         return SpeculativeConfig() if value is True else read_config(field, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 import time
 from collections.abc import Sequence
@@ -30,6 +31,24 @@ QUESTIONS = [
 PARAMS = SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=96)
 
 
+SCHEMA = {
+    "type": "array",
+    "minItems": 4,
+    "maxItems": 4,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "age": {"type": "integer", "minimum": 18, "maximum": 99},
+            "city": {"enum": ["London", "Nairobi", "Lima", "Osaka"]},
+            "is_member": {"type": "boolean"},
+        },
+        "required": ["name", "age", "city", "is_member"],
+        "additionalProperties": False,
+    },
+}
+
+
 def build_parser() -> Parser:
     """The options of the command."""
     parser = Parser(prog="decodex demo", description="Show on the demo model what the engine does.")
@@ -56,6 +75,12 @@ def run(argv: Sequence[str]) -> int:
         print("   DIFFERENT tokens: please report this with the first line of this output")
         return 1
     print(f"   the same {len(alone)} tokens as alone")
+    plain = answer_in_json(llm, is_guessing=False)
+    guessed = answer_in_json(llm, is_guessing=True)
+    if guessed != plain:
+        print("   DIFFERENT tokens: please report this with the first line of this output")
+        return 1
+    print(f"   the same {len(plain)} tokens as without")
     return 0
 
 
@@ -72,6 +97,29 @@ def answer_one(llm: LLM) -> list[int]:
     seconds = time.perf_counter() - start
     print(f"\n   {len(token_ids)} tokens in {seconds:.2f} s: {len(token_ids) / seconds:.0f} tokens/s")
     return token_ids
+
+
+def answer_in_json(llm: LLM, is_guessing: bool) -> list[int]:
+    """One answer under a JSON schema, with tokens guessed ahead or not; its token ids."""
+    print("\n6. The same, guessing tokens ahead" if is_guessing else "\n5. An answer under a JSON schema")
+    params = SamplingParams(
+        temperature=0.8, top_p=0.9, seed=7, max_tokens=200, structured_outputs={"json": SCHEMA}, speculative=is_guessing
+    )
+    conversation = [{"role": "user", "content": "Invent four people as JSON."}]
+    llm.chat(conversation, dataclasses.replace(params, max_tokens=1), use_tqdm=False)  # compiles the schema
+    start = time.perf_counter()
+    [output] = llm.chat(conversation, params, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    if output.error is not None:
+        raise output.error
+    choice, speculation = output.outputs[0], output.metrics.speculation
+    if speculation is None:
+        print(f"   {choice.text}")
+    else:
+        print(f"   {speculation.tokens_per_step:.1f} tokens in a step of the model")
+    count = len(choice.token_ids)
+    print(f"   {count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s")
+    return choice.token_ids
 
 
 def answer_all(llm: LLM) -> list[int]:

@@ -1,0 +1,338 @@
+"""What speculation saves on a real model: writes evals/results/acceptance.json and .png.
+
+    .venv/bin/python evals/acceptance/run.py [--parts groups,json,prediction,identity,hurts]
+
+groups: tokens per target step, acceptance by depth and speed against plain decoding for each task group of Spec-Bench
+and each proposer, greedy, one request at a time. json: the first schemas of Glaiveai2K, with and without the cascade of
+forced and suffix. prediction: the plain output with one word changed in every fifth line is given as the prediction.
+identity: with every parameter set, with and without a schema, the tokens are those of plain decoding. hurts: tokens/s
+with control on against plain for batches of each group, interleaved, with the lower bound of a paired bootstrap.
+
+Speeds of one part are measured in turns within one run; a ratio is of total seconds unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gzip
+import json
+import pathlib
+import random
+import re
+import statistics
+import time
+from typing import Any
+
+from decodex import LLM, RequestOutput, SamplingParams
+from decodex.cli.machine import machine_facts, version_facts
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "evals" / "results" / "acceptance.json"
+SHARED = ROOT.parent / "shared" / "data"
+GROUPS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+METHODS: dict[str, Any] = {
+    "ngram": {"method": "ngram"},
+    "suffix": {"method": "suffix"},
+    "suffix tree": {"method": "suffix", "tree": {"num_children": 3, "max_nodes": 16}},
+    "cascade": True,
+}
+CASCADE = {"method": "cascade", "cascade": ["forced", "suffix"]}
+FULL = {
+    "top_p": 0.95,
+    "top_k": 60,
+    "min_p": 0.01,
+    "repetition_penalty": 1.05,
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.1,
+    "logit_bias": {198: -0.5},
+    "no_repeat_ngram_size": 6,
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "summary": {"type": "string", "maxLength": 80},
+        "topics": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 2, "maxItems": 3},
+        "kind": {"enum": ["question", "task", "story", "other"]},
+    },
+    "required": ["summary", "topics", "kind"],
+    "additionalProperties": False,
+}
+MAX_PROMPT = 1500  # tokens of a question: longer documents are cut
+NUM_RESAMPLES = 2000
+
+
+def group_of(category: str) -> str:
+    return category if category in GROUPS else "mt_bench"
+
+
+class Bench:
+    """The model and the questions as prompts."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.llm = LLM(options.model, max_num_seqs=32)
+        self.prompts: dict[str, list[list[int]]] = {group: [] for group in GROUPS}
+        for line in (SHARED / "spec_bench" / "question.jsonl").read_text("utf-8").splitlines():
+            question = json.loads(line)
+            tokens = self.chat(question["turns"][0])
+            self.prompts[group_of(question["category"])].append(tokens[:8] + tokens[8:][-MAX_PROMPT:])
+
+    def chat(self, text: str) -> list[int]:
+        return self.llm.tokenizer.apply_chat_template([{"role": "user", "content": text}])
+
+    def run(self, prompts: list[list[int]], **params: Any) -> tuple[list[RequestOutput], float]:
+        """Outputs and the seconds that they took."""
+        start = time.perf_counter()
+        outputs = self.llm.generate(prompts, SamplingParams(**{"seed": 1, **params}), use_tqdm=False)
+        return outputs, time.perf_counter() - start
+
+
+def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [choice.token_ids for output in outputs for choice in output.outputs]
+
+
+class Tally:
+    """What requests under one method came to."""
+
+    def __init__(self) -> None:
+        self.seconds = self.plain_seconds = 0.0
+        self.steps = self.tokens = self.drafted = self.accepted = 0
+        self.drafted_at: collections.Counter[int] = collections.Counter()
+        self.accepted_at: collections.Counter[int] = collections.Counter()
+        self.by_proposer: dict[str, list[int]] = {}
+
+    def add(self, outputs: list[RequestOutput], seconds: float, plain_seconds: float) -> None:
+        self.seconds += seconds
+        self.plain_seconds += plain_seconds
+        for output in outputs:
+            metrics = output.metrics.speculation
+            assert metrics is not None
+            self.steps += metrics.num_steps
+            self.tokens += metrics.num_tokens
+            self.drafted += metrics.num_drafted
+            self.accepted += metrics.num_accepted
+            self.drafted_at.update(dict(enumerate(metrics.drafted_at)))
+            self.accepted_at.update(dict(enumerate(metrics.accepted_at)))
+            for name, counts in metrics.by_proposer.items():
+                known = self.by_proposer.setdefault(name, [0, 0])
+                known[0] += counts[0]
+                known[1] += counts[1]
+
+    def report(self) -> dict[str, Any]:
+        depths = [depth for depth in sorted(self.drafted_at) if self.drafted_at[depth]][:8]
+        return {
+            "tokens_per_step": round(self.tokens / self.steps, 3),
+            "speed": round(self.plain_seconds / self.seconds, 3),
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_by_depth": [round(self.accepted_at[d] / self.drafted_at[d], 3) for d in depths],
+            "by_proposer": self.by_proposer,
+        }
+
+
+def groups(bench: Bench) -> dict[str, Any]:
+    """Each task group, one request at a time, each proposer beside plain decoding."""
+    size = bench.options.questions
+    result: dict[str, Any] = {}
+    for group in GROUPS:
+        tallies = {name: Tally() for name in METHODS}
+        for prompt in bench.prompts[group][:size]:
+            bench.run([prompt], max_tokens=1, temperature=0.0)  # the prompt's blocks are cached for all
+            plain, plain_seconds = bench.run([prompt], max_tokens=bench.options.max_tokens, temperature=0.0)
+            for name, method in METHODS.items():
+                outputs, seconds = bench.run(
+                    [prompt], max_tokens=bench.options.max_tokens, temperature=0.0, speculative=method
+                )
+                assert tokens_of(outputs) == tokens_of(plain), (group, name)
+                tallies[name].add(outputs, seconds, plain_seconds)
+        result[group] = {name: tally.report() for name, tally in tallies.items()}
+        for name, report in result[group].items():
+            print(f"{group:16s} {name:12s} {report}", flush=True)
+    return result
+
+
+def json_schemas(bench: Bench) -> dict[str, Any]:
+    """JSON requests over real schemas at T = 0, plain and with the cascade, by turns."""
+    tally = Tally()
+    num_refused = 0
+    with gzip.open(SHARED / "jsonschemabench" / "Glaiveai2K.jsonl.gz", "rt", encoding="utf-8") as lines:
+        records = [json.loads(line) for line, _ in zip(lines, range(bench.options.schemas))]
+    for number, record in enumerate(records):
+        shown = json.dumps(record["schema"])[:500]
+        prompt = bench.chat(f"Write an example of a JSON document that follows this JSON schema:\n{shown}")
+        params = {"max_tokens": 128, "temperature": 0.0, "structured_outputs": {"json": record["schema"]}}
+        try:
+            bench.run([prompt], **{**params, "max_tokens": 1})
+        except ValueError as error:
+            print(f"refused: {error}"[:150])
+            num_refused += 1
+            continue
+        runs = [(False, bench.run([prompt], **params))] if number % 2 == 0 else []
+        runs.append((True, bench.run([prompt], **params, speculative=CASCADE)))
+        if number % 2:
+            runs.append((False, bench.run([prompt], **params)))
+        found = dict(runs)
+        assert tokens_of(found[True][0]) == tokens_of(found[False][0])
+        tally.add(found[True][0], found[True][1], found[False][1])
+    report = {"schemas": len(records), "refused": num_refused, **tally.report()}
+    print("json", report, flush=True)
+    return report
+
+
+def changed(text: str) -> str:
+    """The text with one word changed in every fifth line (lines of at least one word)."""
+    lines = text.split("\n")
+    for number in range(0, len(lines), 5):
+        words = lines[number].split(" ")
+        places = [i for i, word in enumerate(words) if re.search(r"\w", word)]
+        if places:
+            words[places[len(places) // 2]] = "quux"
+            lines[number] = " ".join(words)
+    return "\n".join(lines)
+
+
+def prediction(bench: Bench) -> dict[str, Any]:
+    """Long outputs in lines, predicted with a word changed in every fifth."""
+    tasks = [
+        "Write a Python class Stack with push, pop, peek, size and is_empty, with docstrings, one statement per line.",
+        "List the numbers from 1 to 40 in words, one in a line.",
+        "Write a shopping list of 30 things, one in a line.",
+        "Write a poem of 24 lines about the sea.",
+        "Write HTML for a page with a table of ten countries and their capitals, one tag per line.",
+        "Write a C program that sorts an array of integers with quicksort and prints it.",
+    ]
+    tally = Tally()
+    for task in tasks:
+        prompt = bench.chat(task)
+        params = {"max_tokens": 256, "temperature": 0.0}
+        bench.run([prompt], max_tokens=1, temperature=0.0)
+        plain, plain_seconds = bench.run([prompt], **params)
+        predicted = changed(plain[0].outputs[0].text)
+        outputs, seconds = bench.run([prompt], **params, prediction=predicted)
+        again, again_seconds = bench.run([prompt], **params)
+        assert tokens_of(outputs) == tokens_of(plain) == tokens_of(again)
+        tally.add(outputs, seconds, (plain_seconds + again_seconds) / 2)
+        print("prediction", round(plain_seconds / seconds, 2), tally.report()["tokens_per_step"], flush=True)
+    print("prediction", tally.report(), flush=True)
+    return tally.report()
+
+
+def identity(bench: Bench) -> dict[str, Any]:
+    """64 prompts, three temperatures, the full parameter set, with and without a schema: the tokens are the same."""
+    rng = random.Random(5)
+    prompts = [prompt for group in GROUPS for prompt in bench.prompts[group][:11]][: bench.options.prompts]
+    rng.shuffle(prompts)
+    prompts = [prompt[:8] + prompt[8:][-300:] for prompt in prompts]
+    methods = {**METHODS, "forced": {"method": "forced"}, "cascade, uncontrolled": {**CASCADE, "control": False}}
+    num_compared = 0
+    differing: list[str] = []
+    for temperature in (0.0, 0.7, 1.2):
+        for schema in (None, SCHEMA):
+            params = {**FULL, "temperature": temperature, "max_tokens": 48, "logprobs": 1}
+            params["structured_outputs"] = None if schema is None else {"json": schema}
+            plain, _ = bench.run(prompts, **params)
+            for name, method in methods.items():
+                if schema is None and name == "forced":
+                    continue
+                outputs, _ = bench.run(prompts, **params, speculative=method)
+                num_compared += len(prompts)
+                if [o.outputs for o in outputs] != [o.outputs for o in plain]:
+                    differing.append(f"{name}, T = {temperature}, schema: {schema is not None}")
+            print(f"T = {temperature}, schema: {schema is not None}: differing {differing}", flush=True)
+    return {"prompts": len(prompts), "compared": num_compared, "differing": differing}
+
+
+def lower_bound(ratios: list[float]) -> float:
+    """5 % quantile of the mean of resampled paired ratios."""
+    rng = random.Random(1)
+    means = sorted(statistics.mean(rng.choices(ratios, k=len(ratios))) for _ in range(NUM_RESAMPLES))
+    return means[NUM_RESAMPLES // 20]
+
+
+def hurts(bench: Bench) -> dict[str, Any]:
+    """Does the default speculation ever cost speed?"""
+    result: dict[str, Any] = {}
+    for group in GROUPS:
+        for batch in (1, 4, 8, 16, 32):
+            prompts = [p[:8] + p[8:][-400:] for p in (bench.prompts[group] * 2)[:batch]]
+            params = {"max_tokens": bench.options.hurt_tokens, "temperature": 0.0, "ignore_eos": True}
+            bench.run(prompts, max_tokens=1, temperature=0.0)
+            bench.run(prompts, **params, speculative=True)
+            ratios = []
+            for number in range(bench.options.rounds):
+                order = [False, True] if number % 2 == 0 else [True, False]
+                seconds = {is_on: bench.run(prompts, **params, speculative=is_on)[1] for is_on in order}
+                ratios.append(seconds[False] / seconds[True])
+            result[f"{group}, batch {batch}"] = {
+                "lower_bound": round(lower_bound(ratios), 3),
+                "median": round(statistics.median(ratios), 3),
+                "ratios": [round(ratio, 3) for ratio in ratios],
+            }
+            print(group, batch, result[f"{group}, batch {batch}"], flush=True)
+    return result
+
+
+def plot(results: dict[str, Any], path: pathlib.Path) -> None:
+    """Tokens per step and acceptance by depth, by task group."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (bars, curves) = pyplot.subplots(1, 2, figsize=(12, 4))
+    width = 0.8 / len(METHODS)
+    for place, name in enumerate(METHODS):
+        heights = [results[group][name]["tokens_per_step"] for group in GROUPS]
+        bars.bar([i + place * width for i in range(len(GROUPS))], heights, width, label=name)
+    bars.set_xticks([i + 0.4 - width / 2 for i in range(len(GROUPS))], GROUPS, rotation=20)
+    bars.set_ylabel("tokens per target step")
+    bars.legend()
+    for group in GROUPS:
+        curve = results[group]["suffix"]["acceptance_by_depth"]
+        curves.plot(range(1, len(curve) + 1), curve, marker="o", label=group)
+    curves.set_xlabel("depth of the draft token (suffix)")
+    curves.set_ylabel("accepted of those drafted")
+    curves.set_ylim(0, 1)
+    curves.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+PARTS = {
+    "groups": groups,
+    "json": json_schemas,
+    "prediction": prediction,
+    "identity": identity,
+    "hurts": hurts,
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--questions", type=int, default=8, help="of each task group")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--schemas", type=int, default=100)
+    parser.add_argument("--prompts", type=int, default=64, help="of the part `identity`")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--hurt-tokens", type=int, default=48)
+    parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    bench = Bench(options)
+    results = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
+    results |= {"machine": machine_facts(), "versions": version_facts("decodex", "torch")}
+    for name in options.parts.split(","):
+        results[name] = PARTS[name](bench)
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if "groups" in options.parts:
+        plot(results["groups"], options.out.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
