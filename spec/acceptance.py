@@ -16,7 +16,7 @@ REQUEST_DECAY = 0.93  # of a request's counts with each trial: about fifteen tri
 SHARED_DECAY = 0.99
 PRIOR_TRIALS = 2.0  # weight of what is assumed before anything was seen
 FIRST_RATE = 0.5  # assumed of a first child
-MAX_INHERITED = 6  # probes of other requests that a new one counts as its own
+MAX_INHERITED_WAIT = 8  # steps that a new request waits where others found nothing
 MAX_CONFIDENCE = 0.998
 CONFIDENCE_EDGES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 
@@ -61,7 +61,7 @@ class ProposerAcceptance:
     """
 
     def __init__(self) -> None:
-        self.num_probes = 0  # of the request that was probed last
+        self.num_idle, self.wait = 0, 1  # AcceptanceHistory's, of the request that drafted last
         self._by_place = [[[0.0, 0.0] for _ in range(MAX_DEPTH)] for _ in range(MAX_RANK)]  # accepted, rejected
         self._by_confidence = [[0.0, 0.0] for _ in range(len(CONFIDENCE_EDGES) + 1)]
         self._is_stale = True
@@ -103,21 +103,23 @@ class ProposerAcceptance:
 class AcceptanceHistory:
     """One request and one proposer: by depth, the odds of acceptance relative to what all requests' counts say."""
 
-    def __init__(self, shared: ProposerAcceptance) -> None:
-        self.shared = shared
-        self.num_failures = 0  # drafts in a row of which nothing was verified
-        self.num_probes = min(shared.num_probes, MAX_INHERITED)  # drafts in a row that were not expected to pay
+    def __init__(self, shared: ProposerAcceptance, max_wait: int) -> None:
+        self.wait = min(shared.wait, MAX_INHERITED_WAIT)  # steps from one draft to the next
+        self.is_probed = False  # the last draft was not expected to pay
+        self._shared = shared
+        self._max_wait = max_wait
+        self._num_idle = shared.num_idle  # drafts in a row of which nothing was taken
         self._counts = [[0.0, 0.0, 0.0] for _ in range(MAX_DEPTH)]  # accepted, expected to be, tried
         self._ratios = [1.0] * MAX_DEPTH  # of odds
 
     def estimate(self, depth: int, rank: int = 0, confidence: float | None = None) -> float:
         """The probability that a node at this place is accepted if its parent is."""
-        odds = self.shared.odds(depth, rank, confidence) * self._ratios[depth]
+        odds = self._shared.odds(depth, rank, confidence) * self._ratios[depth]
         return odds / (1 + odds)
 
     def add(self, depth: int, rank: int, confidence: float | None, is_accepted: bool) -> None:
         """Count one node whose parent was accepted."""
-        odds = self.shared.odds(depth, rank, confidence)
+        odds = self._shared.odds(depth, rank, confidence)
         counts = self._counts[depth]
         accepted = counts[0] = counts[0] * REQUEST_DECAY + is_accepted
         expected = counts[1] = counts[1] * REQUEST_DECAY + odds / (1 + odds)
@@ -125,9 +127,20 @@ class AcceptanceHistory:
         mean = min(max(expected / tried, 1 - MAX_CONFIDENCE), MAX_CONFIDENCE)
         rate = (accepted + PRIOR_TRIALS * mean) / (tried + PRIOR_TRIALS)
         self._ratios[depth] = rate / (1 - rate) * (1 - mean) / mean
-        self.shared.add(depth, rank, confidence, is_accepted)
+        self._shared.add(depth, rank, confidence, is_accepted)
 
-    def fade(self) -> None:
-        """What was counted is old: let it weigh half as much against what comes."""
-        for counts in self._counts:
-            counts[:] = [count / 2 for count in counts]
+    def note_taken(self) -> None:
+        """The draft was worth verifying."""
+        self.wait = self._shared.wait = 1
+        self._num_idle = self._shared.num_idle = 0
+
+    def note_idle(self, patience: int) -> None:
+        """The draft was not: after `patience` in a row, wait twice as long each time, up to `max_wait` steps.
+
+        What was counted before a wait is old, so it weighs half as much against what comes.
+        """
+        self._num_idle = self._shared.num_idle = self._num_idle + 1
+        if self._num_idle >= patience:
+            self.wait = self._shared.wait = min(2 * self.wait, self._max_wait)
+            for counts in self._counts:
+                counts[:] = [count / 2 for count in counts]

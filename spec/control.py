@@ -16,14 +16,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from decodex.spec.acceptance import MAX_DEPTH, AcceptanceHistory, ProposerAcceptance, shape_of
-from decodex.spec.costs import CostModel
+from decodex.spec.costs import CostModel, DraftCost
 from decodex.spec.draft import ROOT, Draft
 
 __all__ = ["Control"]
 
 MIN_GAIN = 0.01  # what drafts must promise to be taken: estimates are noisy, and the largest of many is flattered
 PATIENCE = 16  # drafts in a row of which nothing is taken before the proposer is asked less often
-PROBE_PATIENCE = 4  # the same for drafts that are not expected to pay for drafting
+MODEL_PATIENCE = 4  # the same for a proposer that costs by depth, also where drafting is not expected to pay
 MAX_WAIT = 64  # steps between drafts that are not taken, at most
 EXPLORE_EVERY = 16  # calls to a proposer that costs by depth, after which one is asked for a token more
 PROBE_DEPTH = 2  # of drafts that cost by depth and are not expected to pay
@@ -49,20 +49,19 @@ class Control:
         all sequences together. Either is asked less and less often while nothing of its drafts is taken.
         """
         self._num_calls[name] += 1
+        num_calls, cost = self._num_calls[name], self._costs.draft(name)
         histories = [self._history(key, name) for key in keys]
-        limits = [
-            depth if depth > 0 and _is_due(history, self._num_calls[name]) else 0
-            for depth, history in zip(max_depths, histories)
+        limits = [  # calls are counted for all, so that sequences that wait are served together
+            0 if num_calls % history.wait else depth for history, depth in zip(histories, max_depths)
         ]
-        if not self._costs.draft(name).grows or not any(limits):
+        if not cost.grows or not any(limits):
             return limits
-        paying = self._paying_depths(name, histories, limits)
+        paying = self._paying_depths(cost, histories, limits)
         for history, limit, depth in zip(histories, limits, paying):
-            if limit:
-                history.num_probes = history.shared.num_probes = 0 if depth else history.num_probes + 1
-                if history.num_probes > PROBE_PATIENCE:
-                    history.fade()
-        deeper = self._num_calls[name] % EXPLORE_EVERY == 0  # lest a few bad drafts settle how deep is tried
+            history.is_probed = limit > 0 and depth == 0
+            if history.is_probed:
+                history.note_idle(MODEL_PATIENCE)
+        deeper = num_calls % EXPLORE_EVERY == 0  # lest a few bad drafts settle how deep is tried
         return [min(limit, depth + deeper if depth else PROBE_DEPTH) for limit, depth in zip(limits, paying)]
 
     def select(
@@ -81,26 +80,20 @@ class Control:
         nodes: list[tuple[float, int, int]] = []  # (-survival, sequence, node)
         depths: dict[str, list[int]] = {}  # by proposer, of its drafts
         for index, (key, draft) in enumerate(zip(keys, drafts)):
-            if draft is None:
-                continue
-            nodes += [(-survival, index, node) for node, survival in enumerate(self.survivals(key, draft))]
-            shape = shape_of(draft.parents, draft.sources)
-            depths.setdefault(shape.places[0].source, []).append(shape.depth)
+            if draft:
+                nodes += [(-survival, index, node) for node, survival in enumerate(self.survivals(key, draft))]
+                shape = shape_of(draft.parents, draft.sources)
+                depths.setdefault(shape.places[0].source, []).append(shape.depth)
         nodes.sort()
         drafting = sum(self._costs.draft(name).seconds(len(deep), max(deep)) for name, deep in depths.items())
         size, _ = self._best([-node[0] for node in nodes], num_sequences, num_other_rows, drafting)
         kept: list[list[int]] = [[] for _ in drafts]
         for _, index, node in nodes[:size]:
             kept[index].append(node)
-        selected: list[Draft | None] = []
         for key, draft, chosen in zip(keys, drafts, kept):
-            selected.append(draft and draft.kept(sorted(chosen)))
-            if draft is not None:
-                history = self._history(key, shape_of(draft.parents, draft.sources).places[0].source)
-                history.num_failures = 0 if chosen else history.num_failures + 1
-                if history.num_failures > PATIENCE:
-                    history.fade()
-        return selected
+            if draft:
+                self._note(key, draft, bool(chosen))
+        return [draft.kept(sorted(chosen)) if draft else None for draft, chosen in zip(drafts, kept)]
 
     def survivals(self, key: int, draft: Draft) -> list[float]:
         """For each node, the estimated probability that it is accepted; never above its parent's."""
@@ -133,14 +126,29 @@ class Control:
         self._shadows.pop(key, None)
 
     def _history(self, key: int, name: str) -> AcceptanceHistory:
-        histories = self._histories.setdefault(key, {})
-        if name not in histories:
-            histories[name] = AcceptanceHistory(self._shared.setdefault(name, ProposerAcceptance()))
-        return histories[name]
+        histories = self._histories.get(key)
+        if histories is None:
+            histories = self._histories[key] = {}
+        history = histories.get(name)
+        if history is None:
+            shared = self._shared.setdefault(name, ProposerAcceptance())
+            history = histories[name] = AcceptanceHistory(shared, MAX_WAIT)
+        return history
 
-    def _paying_depths(self, name: str, histories: Sequence[AcceptanceHistory], limits: Sequence[int]) -> list[int]:
+    def _note(self, key: int, draft: Draft, is_taken: bool) -> None:
+        name = shape_of(draft.parents, draft.sources).places[0].source
+        history = self._history(key, name)
+        if history.is_probed:
+            return  # that something of it is verified, now that it is there, does not say that drafting pays
+        if is_taken:
+            history.note_taken()
+        else:
+            history.note_idle(MODEL_PATIENCE if self._costs.draft(name).grows else PATIENCE)
+
+    def _paying_depths(
+        self, cost: DraftCost, histories: Sequence[AcceptanceHistory], limits: Sequence[int]
+    ) -> list[int]:
         """The depth to draft for each sequence that maximises goodput if drafts do as they did: one for all, or 0."""
-        cost = self._costs.draft(name)
         nodes: list[tuple[float, int, int]] = []  # (-survival, depth from 0, sequence)
         for index, (history, limit) in enumerate(zip(histories, limits)):
             survival = 1.0
@@ -194,9 +202,3 @@ class Control:
                 return None
             node = reached
         return node if node in shape.children else None
-
-
-def _is_due(history: AcceptanceHistory, num_calls: int) -> bool:
-    """Whether to draft at this call; calls are counted for all, so that sequences that wait are served together."""
-    doublings = max(history.num_failures - PATIENCE, history.num_probes - PROBE_PATIENCE)
-    return doublings < 0 or num_calls % min(2 << min(doublings, 16), MAX_WAIT) == 0
