@@ -6,15 +6,16 @@ tests/test_capabilities.py runs the same combinations.
 
 from __future__ import annotations
 
-import html
+import functools
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from decodex.config import EngineConfig
 from decodex.errors import DecodexError, RequestError
 from decodex.grammar.constraint import KINDS
 from decodex.heads import target_parts
@@ -22,29 +23,29 @@ from decodex.params import BESIDE_WHOLE_OUTPUT, SamplingParams
 from decodex.processors import ProcessorSet
 from decodex.speculative_config import WITH_WEIGHTS, SpeculativeConfig, is_replayable, speculation_of
 
-__all__ = ["CONSTRAINTS", "EXAMPLES", "FORMS", "VERIFIERS", "capabilities_markdown", "refusals", "with_verifier"]
+__all__ = ["CONSTRAINTS", "EXAMPLES", "FORMS", "METHODS", "VERIFIERS", "capabilities_markdown", "refusals"]
 
 VERIFIERS = ("coupled", "rejection", "block")
-STATIC = {"tree": [2, 2]}
-GROWN = {"tree": {"num_children": 2, "num_expanded": 2, "max_nodes": 6}}
+WHOLE_OUTPUT = [kind for kind in KINDS if kind != "structural_tag"]
+STATIC: dict[str, Any] = {"tree": [2, 2]}
+GROWN: dict[str, Any] = {"tree": {"num_children": 2, "num_expanded": 2, "max_nodes": 6}}
 
-# proposers, with the shapes of drafts that they make; `forced` and `ngram` draft chains whatever `tree` says
-FORMS: dict[str, dict[str, Any]] = {
+METHODS: dict[str, dict[str, Any]] = {
     "forced": {"method": "forced"},
     "prediction": {"method": "prediction"},
-    "prediction, static tree": {"method": "prediction", **STATIC},
-    "prediction, grown tree": {"method": "prediction", **GROWN},
     "suffix": {"method": "suffix"},
-    "suffix, static tree": {"method": "suffix", **STATIC},
-    "suffix, grown tree": {"method": "suffix", **GROWN},
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
     "cascade": {"cascade": ["forced", "prediction", "suffix", "ngram"]},
-    "cascade, static tree": {"cascade": ["forced", "prediction", "suffix", "ngram"], **STATIC},
-    "cascade, grown tree": {"cascade": ["forced", "prediction", "suffix", "ngram"], **GROWN},
-} | {
-    f"{method}{shape}": {"method": method, **tree}
-    for method in WITH_WEIGHTS
-    for shape, tree in (("", {}), (", static tree", STATIC), (", grown tree", GROWN))
+    **{name: {"method": name} for name in WITH_WEIGHTS},
+    "cascade with a model": {"cascade": ["forced", "suffix", "eagle3"]},
+}
+
+# with the shapes of drafts that they make; `forced` and `ngram` draft chains whatever `tree` says
+FORMS: dict[str, dict[str, Any]] = {
+    f"{name}{shape}": {**method, **tree}
+    for shape, tree in {"": {}, ", static tree": STATIC, ", grown tree": GROWN}.items()
+    for name, method in METHODS.items()
+    if not tree or name not in ("forced", "ngram")
 }
 
 CONSTRAINTS: dict[str, dict[str, Any]] = {
@@ -95,30 +96,54 @@ INTRO = """# What goes together
 Written by `python -m decodex.capabilities docs/capabilities.md`, by making the objects that a request with these values
 makes: change the code, not this page. tests/test_capabilities.py tries the combinations on a toy model.
 
-The full product (parameter x proposer x verifier x grammar kind x streaming x `n` x `logprobs`) is not printed because
+The full product (parameter x proposer x verifier x grammar kind x streaming x `n` x `logprobs`) is not printed, because
 nothing in the code looks at it. What can refuse a request looks at
 
-- one value (its range, and whether the model's vocabulary has the token: [parameters.md](parameters.md)),
-- two parameters of the request: table 3,
-- a proposer with the shape of its drafts, and a verifier: table 1,
+- one value: its range, and whether the model's vocabulary has the token ([parameters.md](parameters.md));
+- a proposer with the shape of its drafts, and a verifier: table 1;
+- two parameters of the request: table 3;
 - what the request asks of speculation, and what the engine has loaded: table 4.
 
-So a request works if all of its pairs do. Streaming is no parameter: each step's answer is shown, under the same rules.
+So a request works if all of its pairs do. Streaming is no parameter: what is shown after each step follows the same
+rules.
 """
 
-SPECULATION_OFF = """Speculation is off for a request, which then runs as any other,
+PROPOSERS = """## 1. Proposers and verifiers
 
-- where it says `speculative=False`, or says nothing and the engine's `speculative_config` is false or absent;
-- where a logits processor, the request's or the engine's, does not declare `pure = True`: `metrics.speculation_off`
-  says which one. It sees each emitted row once and in order.
-
-A proposer that drafts nothing (`forced` without a constraint, `prediction` without a prediction) costs nothing.
+A draft is a chain where no tree is named; `forced` and `ngram` draft chains whatever `tree` says.
 """
 
+PARAMETERS = """## 2. Sampling parameters
 
-def with_verifier(form: Mapping[str, Any], verifier: str) -> dict[str, Any]:
-    """A request's `speculative`."""
-    return {**form, "verification": verifier}
+Each against every proposer that table 1 lets a verifier have, every grammar kind, `n` and `logprobs`. *Same tokens* and
+*same distribution* mean: as without speculation. At temperature 0 they are one.
+"""
+
+REFUSED = """## 3. Pairs that are refused
+
+Two more depend on the model's vocabulary: `allowed_token_ids` without the tokens of `</think>` beside
+`max_thinking_tokens`, and a `max_tokens` that is too small for the constraint beside `finish_within_budget`.
+"""
+
+ENGINES = """## 4. An engine and its requests
+"""
+
+SPECULATION_OFF = """## 5. Where speculation is off
+
+A request then runs as any other. It is off
+
+- where the request says `speculative=False`, and, if it says nothing and brings no `prediction`, where the engine's
+  `speculative_config` is absent; if the engine's is false, always;
+- where a logits processor, the request's or the engine's, does not declare `pure = True`: it sees each emitted row once
+  and in order, and `metrics.speculation_off` names it (`logits_processors[0] does not declare pure = True`).
+"""
+
+REPLAYABLE = """## 6. What is replayable
+
+`replayable` is true where the same request and seed give the same tokens, whatever shares the batch. It is false for a
+model whose rows depend on each other (products on a GPU, some architectures that run through transformers), and by
+verification:
+"""
 
 
 def _admitted(values: Mapping[str, Any]) -> SpeculativeConfig | None:
@@ -127,111 +152,99 @@ def _admitted(values: Mapping[str, Any]) -> SpeculativeConfig | None:
     if ProcessorSet((), params.logits_processors or ()).stateful:
         return None
     wanted = params.speculative
-    method = wanted.get("method") if isinstance(wanted, Mapping) else None
-    engine = SpeculativeConfig(method=method, model="loaded") if method in WITH_WEIGHTS else None
+    names = [wanted.get("method"), *wanted.get("cascade", ())] if isinstance(wanted, Mapping) else []
+    loaded = [name for name in names if name in WITH_WEIGHTS]
+    engine = SpeculativeConfig(method=loaded[0], model="loaded") if loaded else None
     return speculation_of(wanted, engine, params.prediction)
 
 
-def _error_of(make: Callable[[], Any]) -> DecodexError | None:
+def _error_of(make: Callable[..., Any], *values: Any, **fields: Any) -> DecodexError | None:
     try:
-        make()
+        make(*values, **fields)
     except DecodexError as error:
         return error
     return None
 
 
-def _refused(error: DecodexError | None) -> str:
+def _cell(error: DecodexError | None, fine: str = "works") -> str:
+    if error is None:
+        return fine
     return f"refused: `{error.field}`" if isinstance(error, RequestError) else "refused"
+
+
+def _only(cells: set[str], what: object) -> str:
+    """What all have in common: that there is but one is what makes the rules pairwise."""
+    assert len(cells) == 1, f"{what}: {sorted(cells)}"
+    return cells.pop()
 
 
 def _proposers() -> list[str]:
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, form in FORMS.items():
-        errors = [_error_of(lambda f=form, v=v: _admitted({"speculative": with_verifier(f, v)})) for v in VERIFIERS]  # type: ignore[misc]
-        rows.setdefault(tuple("works" if e is None else _refused(e) for e in errors), []).append(name)
-    return [_row(", ".join(f"`{n.split(',')[0]}`{n[len(n.split(',')[0]) :]}" for n in names), *cells)
-            for cells, names in rows.items()]  # fmt: skip
+        cells = [
+            _cell(_error_of(_admitted, {"speculative": {**form, "verification": verifier}})) for verifier in VERIFIERS
+        ]
+        method, _, shape = name.partition(", ")
+        rows.setdefault((shape or "chain", *cells), []).append(method)
+    return [_row(", ".join(map(_code, names)), *cells) for cells, names in rows.items()]
 
 
-def _speculated(values: Mapping[str, Any], verifiers: tuple[str, ...], kept: str) -> str:
-    """What becomes of parameters under verifiers, by every proposer that they take."""
-    found = set()
+def _speculated(values: Mapping[str, Any], verifiers: tuple[str, ...], fine: str) -> str:
+    """What becomes of parameters under verifiers, by every proposer that these take."""
+    cells = set()
     for form in FORMS.values():
         for verifier in verifiers:
-            alone = with_verifier(form, verifier)
-            if _error_of(lambda a=alone: _admitted({"speculative": a})) is not None:  # type: ignore[misc]
-                continue
-            own = values.get("speculative", {})
-            try:
-                is_on = _admitted({**values, "speculative": {**alone, **own}}) is not None
-            except RequestError as error:
-                found.add(_refused(error))
-            else:
-                found.add(kept if is_on else "speculation is off")
-    assert len(found) == 1, f"the proposers differ: {values}, {verifiers}: {sorted(found)}"
-    return found.pop()
+            wanted = {**form, "verification": verifier}
+            if _error_of(_admitted, {"speculative": wanted}) is None:
+                both = {**values, "speculative": {**wanted, **values.get("speculative", {})}}
+                error = _error_of(_admitted, both)
+                cells.add(_cell(error, fine if error or _admitted(both) else "speculation is off"))
+    return _only(cells, (values, verifiers))
 
 
-def _beside(values: Mapping[str, Any], others: list[dict[str, Any]]) -> str:
-    found = {
-        _refused(e) if (e := _error_of(lambda o=o: SamplingParams(**{**o, **values}))) else "works" for o in others
-    }  # type: ignore[misc]
-    assert len(found) == 1, f"these differ: {values}: {sorted(found)}"
-    return found.pop()
+def _beside(values: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    return _only({_cell(_error_of(SamplingParams, **{**other, **values})) for other in others}, values)
 
 
 def _parameters() -> list[str]:
-    rows = []
-    whole = [{"structured_outputs": value} for kind, value in CONSTRAINTS.items() if kind != "structural_tag"]
+    whole = [{"structured_outputs": CONSTRAINTS[kind]} for kind in WHOLE_OUTPUT]
     tag = [{"structured_outputs": CONSTRAINTS["structural_tag"]}]
-    for label, values in _examples():
-        cells = [
+    rows = [(f"`{name}`", {name: value}) for name, value in EXAMPLES.items()]
+    rows.append(("`logits_processors` without `pure = True`", {"logits_processors": [_stateful]}))
+    return [
+        _row(
+            name,
             _speculated(values, ("coupled",), "same tokens"),
             _speculated(values, ("rejection", "block"), "same distribution"),
             _beside(values, whole),
             _beside(values, tag),
             _beside(values, [{"n": 3}, {"logprobs": 5}, {"n": 3, "logprobs": 5}]),
-        ]
-        rows.append(_row(label, *cells))
-    return rows
-
-
-def _examples() -> list[tuple[str, dict[str, Any]]]:
-    rows = [(f"`{name}`", {name: value}) for name, value in EXAMPLES.items()]
-    at = list(EXAMPLES).index("logits_processors")
-    rows[at] = (f"{rows[at][0]}, `pure = True`", rows[at][1])
-    rows.insert(at + 1, ("`logits_processors`, others", {"logits_processors": [_stateful]}))
-    return rows
+        )
+        for name, values in rows
+    ]
 
 
 def refusals() -> dict[str, Callable[[], Any]]:
     """Pairs within a request that are refused, and what raises the error."""
-    made: dict[str, Callable[[], Any]] = {}
+    requests: dict[str, dict[str, Any]] = {}
     for name in BESIDE_WHOLE_OUTPUT:
-        for kind in KINDS:
-            if kind != "structural_tag":
-                values = {name: EXAMPLES[name], "structured_outputs": CONSTRAINTS[kind]}
-                made[f"`{name}` x `{kind}`"] = lambda v=values: SamplingParams(**v)  # type: ignore[misc]
-    made["`min_tokens` x `max_tokens`"] = lambda: SamplingParams(min_tokens=9, max_tokens=8)
-    made["two constraints"] = lambda: SamplingParams(
-        structured_outputs={**CONSTRAINTS["regex"], **CONSTRAINTS["choice"]}
-    )
+        for kind in WHOLE_OUTPUT:
+            requests[f"`{name}` x `{kind}`"] = {name: EXAMPLES[name], "structured_outputs": CONSTRAINTS[kind]}
+    requests["`min_tokens` x `max_tokens`"] = {"min_tokens": 9, "max_tokens": 8}
+    requests["two constraints"] = {"structured_outputs": {**CONSTRAINTS["regex"], **CONSTRAINTS["choice"]}}
     for kind in ("regex", "choice", "grammar"):
-        spaced = {**CONSTRAINTS[kind], "whitespace": "compact"}
-        made[f"`whitespace` x `{kind}`"] = lambda s=spaced: SamplingParams(structured_outputs=s)  # type: ignore[misc]
+        requests[f"`whitespace` x `{kind}`"] = {"structured_outputs": {**CONSTRAINTS[kind], "whitespace": "compact"}}
     for title, wanted in {
         "`block` x a tree": {"method": "suffix", "verification": "block", **STATIC},
-        "`rejection` x a grown tree of a method with weights":
-            {"method": "eagle3", "verification": "rejection", **GROWN},
-        "`block` x a grown tree of a method with weights": {"method": "eagle3", "verification": "block", **GROWN},
+        "`rejection` x a grown tree of a model": {"method": "eagle3", "verification": "rejection", **GROWN},
         "two methods with weights": {"cascade": ["eagle3", "mtp"]},
         "`cascade` x another `method`": {"method": "ngram", "cascade": ["forced"]},
         "`prompt_lookup_min` x `prompt_lookup_max`": {"prompt_lookup_min": 5, "prompt_lookup_max": 4},
         "a request x `model`": {"method": "eagle3", "model": "another"},
         "a request x `suffix_corpus_mib`": {"method": "suffix", "suffix_corpus_mib": 4},
-    }.items():  # fmt: skip
-        made[title] = lambda w=wanted: SamplingParams(speculative=w)  # type: ignore[misc]
-    return made
+    }.items():
+        requests[title] = {"speculative": wanted}
+    return {title: functools.partial(SamplingParams, **values) for title, values in requests.items()}
 
 
 def _engines() -> dict[str, Callable[[], Any]]:
@@ -239,83 +252,70 @@ def _engines() -> dict[str, Callable[[], Any]]:
     eagle3 = SpeculativeConfig(method="eagle3", model="head")
     model: Any = SimpleNamespace(name="gpt2")
     return {
-        "an engine's method with weights x no `model`": lambda: SpeculativeConfig(method="eagle3"),
-        "an engine's method without weights x `model`": lambda: SpeculativeConfig(method="suffix", model="head"),
-        "`speculative` x an engine with `speculative_config` false": lambda: speculation_of(True, False),
-        "a method with weights x an engine without a model": lambda: speculation_of({"method": "mtp"}, None),
-        "a method with weights x an engine with another": lambda: speculation_of({"method": "mtp"}, eagle3),
+        "a method with weights x no `model`": lambda: SpeculativeConfig(method="eagle3"),
+        "a method without weights x `model`": lambda: SpeculativeConfig(method="suffix", model="head"),
+        "`speculative_config` x `spec_method`": lambda: EngineConfig(speculative_config=True, spec_method="suffix"),
         "a head x a model that runs through transformers": lambda: target_parts(model, torch.device("cpu")),
+        "`speculative` x an engine that has it off": lambda: speculation_of(True, False),
+        "a request's method x an engine without a model": lambda: speculation_of({"method": "mtp"}, None),
+        "a request's method x an engine with another model": lambda: speculation_of({"method": "mtp"}, eagle3),
     }
 
 
 def _errors(made: Mapping[str, Callable[[], Any]]) -> list[str]:
-    """Rows of pairs and texts; whole-output kinds whose texts differ in the kind alone share one."""
-    rows: dict[str, list[str]] = {}
+    """Rows of pairs and texts; pairs whose texts differ in the second name alone share one."""
+    rows: dict[tuple[str, str], tuple[list[str], str]] = {}
     for title, make in made.items():
         error = _error_of(make)
         assert error is not None, f"{title} is not refused"
-        kind = title.rsplit("`", 2)[-2] if " x `" in title and title.rsplit("`", 2)[-2] in KINDS else None
-        text = str(error) if kind is None else str(error).replace(f"structured_outputs.{kind};", "KIND;")
-        rows.setdefault(text, []).append(title)
-    out = []
-    for text, titles in rows.items():
-        first, others = titles[0], [title.rsplit(" x ", 1)[-1] for title in titles[1:]]
-        kind = titles[0].rsplit("`", 2)[-2] if "KIND;" in text else ""
-        shown = text.replace("KIND;", f"structured_outputs.{kind};")
-        out.append(_row(", ".join([first, *others]), f"`{shown}`"))
-    return out
+        first, _, second = title.partition(" x ")
+        text, name = str(error), second.strip("`")
+        key = (first, text.replace(name, "") if name in WHOLE_OUTPUT else text)
+        rows.setdefault(key, ([], text))[0].append(second)
+    return [
+        _row(first + (" x " if all(seconds) else "") + ", ".join(seconds), f"`{text}`")
+        for (first, _), (seconds, text) in rows.items()
+    ]
 
 
-def _replayable() -> list[str]:
-    rows = []
-    for verifier in VERIFIERS:
-        config = SpeculativeConfig(verification=verifier)
-        rows.append(_row(f"`{verifier}`", str(is_replayable(config)).lower()))
-    return [_row("no speculation", str(is_replayable(None)).lower()), *rows]
+def _code(name: str) -> str:
+    first, *others = name.split(" ")
+    return " ".join((f"`{first}`", *others))
 
 
 def _row(*cells: str) -> str:
-    return "| " + " | ".join(html.escape(cell, False).replace("|", "\\|").replace("\n", "\\n") for cell in cells) + " |"
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _table(head: tuple[str, ...], rows: list[str]) -> str:
-    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *rows]) + "\n"
+def _table(head: str, rows: Sequence[str]) -> str:
+    columns = head.split("; ")
+    return "\n".join([_row(*columns), "|" + "---|" * len(columns), *rows]) + "\n"
 
 
 def capabilities_markdown() -> str:
     """The page."""
-    parts = [
-        INTRO,
-        "## 1. Proposers and verifiers\n",
-        "Drafts are chains where no tree is named; `forced` and `ngram` draft chains whatever `tree` says.\n",
-        _table(("proposer", *(f"`{verifier}`" for verifier in VERIFIERS)), _proposers()),
-        "## 2. Sampling parameters\n",
-        "Each against every proposer that table 1 lets a verifier have, every grammar kind, `n` and `logprobs`. *Same "
-        "tokens* and *same distribution*: as without speculation. At temperature 0 these are one.\n",
-        _table(
-            (
-                "parameter",
-                "`coupled`",
-                "`rejection`, `block`",
-                "`json`, `json_object`, `regex`, `choice`, `grammar`",
-                "`structural_tag`",
-                "`n` = 3, `logprobs` = 5",
-            ),
-            _parameters(),
-        ),
-        "## 3. Pairs that are refused\n",
-        _table(("pair", "error"), _errors(refusals())),
-        "## 4. A request and its engine\n",
-        _table(("pair", "error"), _errors(_engines())),
-        "## 5. Where speculation is off\n",
-        SPECULATION_OFF,
-        "## 6. What is replayable\n",
-        "`replayable` is true where the same request and seed give the same tokens whatever shares the batch. It is "
-        "false for a model whose rows depend on each other (products on a GPU, some architectures through "
-        "transformers), and by verification:\n",
-        _table(("verification", "`replayable`"), _replayable()),
-    ]
-    return "\n".join(parts)
+    replayable = [_row("none", str(is_replayable(None)).lower())]
+    for verifier in VERIFIERS:
+        config = SpeculativeConfig(verification=verifier)
+        replayable.append(_row(f"`{verifier}`", str(is_replayable(config)).lower()))
+    whole = ", ".join(f"`{kind}`" for kind in WHOLE_OUTPUT)
+    beside = f"{whole}; `structural_tag`; `n` = 3, `logprobs` = 5"
+    return "\n".join(
+        (
+            INTRO,
+            PROPOSERS,
+            _table("proposer; drafts; `coupled`; `rejection`; `block`", _proposers()),
+            PARAMETERS,
+            _table(f"parameter; `coupled`; `rejection`, `block`; {beside}", _parameters()),
+            REFUSED,
+            _table("pair; error", _errors(refusals())),
+            ENGINES,
+            _table("pair; error", _errors(_engines())),
+            SPECULATION_OFF,
+            REPLAYABLE,
+            _table("verification; `replayable`", replayable),
+        )
+    )
 
 
 if __name__ == "__main__":

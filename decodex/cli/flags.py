@@ -167,8 +167,10 @@ def converter(hint: Any, choices: tuple[str, ...] | None) -> Callable[[str], Any
     kinds = members(hint)
 
     def convert(text: str) -> Any:
-        if types.NoneType in kinds and text.lower() == "none":
+        if (types.NoneType in kinds or hint is Any) and text.lower() == "none":
             return None
+        if hint is Any:  # the field reads its own text
+            return text
         if choices is not None and text not in choices:
             raise argparse.ArgumentTypeError(f"got {text!r}, expected one of {', '.join(choices)}")
         item = sequence_of(hint)

@@ -12,6 +12,7 @@ from decodex.cli.generate import build_parser
 from decodex.cli.loading import CONSTRAINT_FLAGS, sampling_params
 from decodex.config import EngineConfig
 from decodex.definition import definition, option, options_of
+from decodex.errors import RequestError
 from decodex.params import SamplingParams
 from decodex.structured_outputs import StructuredOutputsParams
 
@@ -165,3 +166,37 @@ def test_what_would_be_ignored_is_refused(command: str, complaint: str, capsys: 
         status = stop.code
     assert status == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [('{"method": "ngrm"}', "speculative.method"), ("xx", "speculative"), ('{"model": "x"}', "speculative.model")],
+)
+def test_a_bad_speculative_flag_names_the_field(text, field):
+    parser = Parser(prog="x")
+    add_flags(parser, SamplingParams)
+    values = given(parser.parse_exactly(["--speculative", text]), SamplingParams)
+    with pytest.raises(RequestError, match=rf"^{field}: got"):
+        SamplingParams(**values)
+
+
+def test_speculation_as_flags():
+    parser = Parser(prog="x")
+    add_flags(parser, SamplingParams)
+    add_flags(parser, EngineConfig, rename={"seed": "engine_seed"})
+    argv = [
+        "--speculative",
+        '{"method": "ngram"}',
+        "--prediction",
+        "a text",
+        "--spec-method",
+        "suffix",
+        "--spec-tokens",
+        "3",
+    ]
+    parsed = parser.parse_exactly(argv)
+    params = SamplingParams(**given(parsed, SamplingParams))
+    assert (params.speculative, params.prediction) == ({"method": "ngram"}, "a text")
+    config = EngineConfig(**given(parsed, EngineConfig)).speculative_config
+    assert (config.method, config.max_depth) == ("suffix", 3)
+    assert EngineConfig(speculative_config="false").speculative_config is False
