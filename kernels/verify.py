@@ -15,8 +15,8 @@ from torch import Tensor
 from decodex.kernels.backend import cpu_library, gpu_body
 from decodex.kernels.checks import describe
 from decodex.kernels.reference import verify as reference
-from decodex.kernels.rng import PURPOSE_PROPOSAL, gumbel_noise
-from decodex.kernels.sampling import gumbel_argmax, top_logprobs
+from decodex.kernels.rng import PURPOSE_PROPOSAL
+from decodex.kernels.sampling import gumbel_argmax
 
 __all__ = ["FlatDrafts", "Verdicts", "draw_proposals", "log_law", "verify_drafts"]
 
@@ -150,16 +150,12 @@ def draw_proposals(
     The `num` largest of log q + Gumbel noise (Kool et al. 2019, arXiv 1903.06059), purpose PROPOSAL. seeds, positions
     (of the tokens drawn), windows (first positions): [R] int64; `siblings` tells apart the rows of a position.
     """
-    logs = log_law(laws)
-    if num == 1:
-        return gumbel_argmax(logs, seeds, positions, PURPOSE_PROPOSAL, windows, siblings)[:, None]
-    num_rows, vocab_size = logs.shape
     if num < 1:
         raise ValueError(f"num: expected at least 1, got {num}")
-    drawn = torch.full((num_rows, num), -1, dtype=torch.int64, device=logs.device)
-    if num_rows:
-        noise = gumbel_noise(seeds, positions, vocab_size, PURPOSE_PROPOSAL, windows, siblings)
-        scores = noise.add_(logs.sub_(logs.amax(1, keepdim=True)))  # as gumbel_argmax adds them
-        ids = top_logprobs(scores, min(num, vocab_size)).ids
-        drawn[:, : ids.shape[1]] = torch.where(scores.gather(1, ids) > -torch.inf, ids, -1)
+    logs = log_law(laws)
+    drawn = torch.full((len(laws), num), -1, dtype=torch.int64, device=laws.device)
+    for i in range(min(num, laws.shape[1])):  # the same noise over what is left: faster than all noise and a sort
+        if i > 0:
+            logs.scatter_(1, drawn[:, i - 1 : i].clamp(min=0), -torch.inf)
+        drawn[:, i] = gumbel_argmax(logs, seeds, positions, PURPOSE_PROPOSAL, windows, siblings)
     return drawn
