@@ -64,8 +64,8 @@ class ProposerAcceptance:
         self.num_idle, self.wait = 0, 1  # AcceptanceHistory's, of the request that drafted last
         self._by_place = [[[0.0, 0.0] for _ in range(MAX_DEPTH)] for _ in range(MAX_RANK)]  # accepted, rejected
         self._by_confidence = [[0.0, 0.0] for _ in range(len(CONFIDENCE_EDGES) + 1)]
-        self._is_stale = True
-        self._odds: list[list[float]] = []  # [MAX_RANK][MAX_DEPTH] by place, as of the last `refresh`
+        self._odds = [[0.0] * MAX_DEPTH for _ in range(MAX_RANK)]  # by place, as of the last `refresh`
+        self._stale = set(range(MAX_RANK))  # ranks
         self.refresh()
 
     def odds(self, depth: int, rank: int, confidence: float | None) -> float:
@@ -84,20 +84,16 @@ class ProposerAcceptance:
         for cell in cells:
             cell[0] = cell[0] * SHARED_DECAY + is_accepted
             cell[1] = cell[1] * SHARED_DECAY + (not is_accepted)
-        self._is_stale = True
+        self._stale.add(rank)
 
     def refresh(self) -> None:
         """Bring the odds by place up to date with the counts."""
-        if not self._is_stale:
-            return
-        self._is_stale = False
-        self._odds.clear()
-        for rank, cells in enumerate(self._by_place):
-            rate = FIRST_RATE ** (rank + 1)
-            self._odds.append([])
-            for accepted, rejected in cells:
+        for rank in self._stale:
+            rate, odds = FIRST_RATE ** (rank + 1), self._odds[rank]
+            for depth, (accepted, rejected) in enumerate(self._by_place[rank]):
                 rate = (accepted + PRIOR_TRIALS * rate) / (accepted + rejected + PRIOR_TRIALS)
-                self._odds[rank].append(rate / (1 - rate))
+                odds[depth] = rate / (1 - rate)
+        self._stale.clear()
 
 
 class AcceptanceHistory:

@@ -26,26 +26,29 @@ class Cascade:
 
     def __init__(self, members: Sequence[Proposer], depth_limits: DepthLimits | None = None) -> None:
         """`depth_limits` says how deep a member may draft for which sequences; None: as deep as they want."""
-        self.members = tuple(members)
+        self._members = [(member, member if isinstance(member, TextProposer) else None) for member in members]
         self._depth_limits = depth_limits
-        self._text_members = tuple(member for member in members if isinstance(member, TextProposer))
 
     def propose(self, views: Sequence[ProposerView]) -> list[Draft | None]:
         """A draft for each view, or None."""
         drafts: list[Draft | None] = [None] * len(views)
-        for member in self.members:
-            wanting = [i for i, draft in enumerate(drafts) if draft is None and views[i].max_depth > 0]
-            limits = self._limits(member, [views[i] for i in wanting])
-            asked = [(i, _limited(views[i], limit)) for i, limit in zip(wanting, limits) if limit > 0]
+        wanting = [i for i, view in enumerate(views) if view.max_depth > 0]
+        for place, (member, text_member) in enumerate(self._members):
+            able = wanting if text_member is None else [i for i in wanting if text_member.can_draft(views[i])]
+            limits = self._limits(member, [views[i] for i in able])
+            asked = [(i, _limited(views[i], limit)) for i, limit in zip(able, limits) if limit > 0]
+            if not asked:
+                continue
             for (i, view), draft in zip(asked, member.propose([view for _, view in asked]), strict=True):
-                drafts[i] = draft or None
                 if draft and isinstance(member, ForcedProposer):
-                    drafts[i] = self._extended(view, draft, member)
+                    draft = self._extended(view, draft, place)
+                drafts[i] = draft or None
+            wanting = [i for i in wanting if drafts[i] is None]
         return drafts
 
     def forget(self, key: int) -> None:
         """The sequence is over; a key that is not known is fine."""
-        for member in self.members:
+        for member, _ in self._members:
             member.forget(key)
 
     def _limits(self, member: Proposer, views: Sequence[ProposerView]) -> list[int]:
@@ -54,14 +57,14 @@ class Cascade:
             return wanted
         return self._depth_limits(member.name, [view.key for view in views], wanted)
 
-    def _extended(self, view: ProposerView, draft: Draft, forced: ForcedProposer) -> Draft:
-        """The chain with what the first later member that knows something proposes after it."""
+    def _extended(self, view: ProposerView, draft: Draft, place: int) -> Draft:
+        """The chain of the member at `place` with what the first one after it that knows something proposes."""
         room = view.max_depth - len(draft)
         if room <= 0:
             return draft
         rest = replace(view, max_depth=room, max_nodes=view.max_nodes - len(draft))
-        for member in self._text_members[self._text_members.index(forced) + 1 :]:
-            if more := member.propose_after(rest, draft.token_ids):
+        for _, member in self._members[place + 1 :]:
+            if member is not None and (more := member.propose_after(rest, draft.token_ids)):
                 return draft.extended(more)
         return draft
 

@@ -20,6 +20,10 @@ class ForcedProposer:
         """A chain for each view, or None."""
         return draft_each(self, views)
 
+    def can_draft(self, view: ProposerView) -> bool:
+        """With a grammar only."""
+        return view.forced is not None
+
     def propose_after(self, view: ProposerView, token_ids: Sequence[int]) -> Draft | None:
         """The chain that the grammar forces after these draft tokens, or None."""
         forced = view.forced(token_ids) if view.forced is not None else []

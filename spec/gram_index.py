@@ -26,14 +26,11 @@ class GramIndex:
         if end <= start:
             return
         latest = self._latest
-        first = max(start + 1 - max(self.sizes, default=0), 0)
-        recent = tuple(token_ids[first:end])
         for size, earlier in zip(self.sizes, self._earlier):
-            for stop in range(start + 1, end + 1):
-                if stop < size:
-                    earlier.append(0)
-                    continue
-                gram = recent[stop - size - first : stop - first]
+            first = max(start + 1, size)  # end of the first new gram
+            earlier.extend([0] * min(first - start - 1, end - start))
+            window = token_ids[first - size : end]
+            for stop, gram in enumerate(zip(*(window[i:] for i in range(size))), first):
                 earlier.append(latest.get(gram, 0))
                 latest[gram] = stop
         self.num_indexed = end

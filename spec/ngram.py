@@ -24,6 +24,10 @@ class NgramProposer:
         """A chain for each view, or None; O(new tokens)."""
         return draft_each(self, views)
 
+    def can_draft(self, view: ProposerView) -> bool:
+        """Any text may repeat."""
+        return True
+
     def propose_after(self, view: ProposerView, token_ids: Sequence[int]) -> Draft | None:
         """The chain that followed the most recent earlier occurrence of the longest n-gram that occurred."""
         text = view.token_ids

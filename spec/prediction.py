@@ -111,6 +111,10 @@ class PredictionProposer:
         """A draft for each view, or None; O(new tokens)."""
         return draft_each(self, views)
 
+    def can_draft(self, view: ProposerView) -> bool:
+        """With a prediction only."""
+        return bool(view.prediction)
+
     def propose_after(self, view: ProposerView, token_ids: Sequence[int]) -> Draft | None:
         """A chain, or after a divergence two if the options have a tree, or None at the prediction's end."""
         if not view.prediction:

@@ -106,6 +106,10 @@ class SuffixProposer:
         """A draft for each view, or None; a miss costs O(new tokens)."""
         return draft_each(self, views)
 
+    def can_draft(self, view: ProposerView) -> bool:
+        """Any text may repeat."""
+        return True
+
     def propose_after(self, view: ProposerView, token_ids: Sequence[int]) -> Draft | None:
         """A chain, or a tree if the options have a shape, or None if the last token did not occur before."""
         text = view.token_ids

@@ -21,6 +21,10 @@ class TextProposer(Protocol):
         """A draft for each view, or None."""
         ...
 
+    def can_draft(self, view: ProposerView) -> bool:
+        """Whether it could know anything for this view: cheap to ask."""
+        ...
+
     def propose_after(self, view: ProposerView, token_ids: Sequence[int]) -> Draft | None:
         """What follows the committed tokens and these draft tokens, at most view.max_depth deep, or None."""
         ...

@@ -64,7 +64,7 @@ def test_a_forced_chain_is_extended_by_what_follows_it_in_the_text():
     assert draft.confidences[:2] == (1.0, 1.0)
     assert 0 < draft.confidences[2] < 1
     assert draft.is_chain
-    assert members[1].calls == [[]], "what has weights drafts from the root only"
+    assert members[1].calls == [], "what has weights drafts from the root only"
 
 
 def test_a_forced_chain_is_cut_to_what_is_wanted():
