@@ -75,6 +75,8 @@ class Growth:
 
     def add(self, depth: int, choices: Choices, first_row: int) -> None:
         """Hang the choices of rows first_row, first_row + 1, ... below the frontier, and choose the next frontier."""
+        if not self.frontier:
+            return
         width, limit = self._widths[depth], self._max_nodes
         num_before = len(self._tokens)
         if choices.laws is not None and self._is_grown:

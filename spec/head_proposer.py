@@ -90,22 +90,23 @@ class HeadProposer:
                 self._head.token_map,
             )
             row_of = {(growth.view, node): row for row, (growth, node) in enumerate(rows)}
-            row = 0
+            next_row = 0
             for growth in growing:
-                if growth.frontier:
-                    size = len(growth.frontier)
-                    growth.add(depth, choices, row)
-                    row += size
+                first_row, next_row = next_row, next_row + len(growth.frontier)
+                growth.add(depth, choices, first_row)
             depth += 1
-            nodes = [(index, growth, node) for index, growth in enumerate(growing) for node in growth.frontier]
+            nodes = [
+                (owner, row_of[growth.view, growth.parent(node)], growth.token(node), entry)
+                for owner, growth in enumerate(growing)
+                for entry, node in enumerate(growth.frontier, growth.num_entries - len(growth.frontier))
+            ]
             if not nodes:
                 return
-            parents = np.array([row_of[growth.view, growth.parent(node)] for _, growth, node in nodes], np.int64)
-            tokens = torch.tensor([growth.token(node) for _, growth, node in nodes], device=logits.device)
-            entries = places.entries(np.array([index for index, _, _ in nodes], np.int64), parents, depth)
+            owners, parents, tokens, numbers = np.array(list(zip(*nodes)), np.int64)
+            entries = places.entries(owners, numbers, parents, depth)
             if carried is not None:
                 carried = carried.index_select(0, torch.from_numpy(parents).to(carried.device))
-            carried, logits = self._head.forward(tokens, carried, entries, step)
+            carried, logits = self._head.forward(torch.from_numpy(tokens).to(logits.device), carried, entries, step)
 
 
 class _Written:
@@ -167,18 +168,14 @@ class _DraftPlaces:
         num_nodes: Ints = np.array([view.max_nodes for view in views], np.int64)
         offsets = np.minimum(np.arange(int(num_nodes.max())), num_nodes[:, None] - 1)
         self._kv: Ints = _kv_slots(step, self._slots[:, None], self._base[:, None] + offsets)  # [views, nodes]
-        self._num_taken: Ints = np.zeros(len(views), np.int64)
         self._ancestors: Ints = np.empty((0, 0), np.int64)  # [R, depth] slots of the last level's root paths
 
-    def entries(self, owners: Ints, parents: Ints, depth: int) -> Entries:
-        """The entries of R nodes that are `depth` deep: the view of each, its parent's row among the last ones."""
-        device, num_rows = self._step.block_tables.device, owners.shape[0]
-        counts = np.bincount(owners, minlength=self._base.shape[0])
-        ranks = np.arange(num_rows) - np.repeat(np.cumsum(counts) - counts, counts)
-        own = self._kv[owners, self._num_taken[owners] + ranks]
-        self._num_taken += counts
-        above = self._ancestors[parents] if depth > 1 else np.empty((num_rows, 0), np.int64)
-        self._ancestors = np.concatenate((above, own[:, None]), axis=1)
+    def entries(self, owners: Ints, numbers: Ints, parents: Ints, depth: int) -> Entries:
+        """The entries of R nodes that are `depth` deep: of each its view, its number among the view's, and its parent's
+        row among those of the call before."""
+        device = self._step.block_tables.device
+        own = self._kv[owners, numbers]
+        self._ancestors = np.column_stack((self._ancestors[parents], own)) if depth > 1 else own[:, None]
         base = self._base[owners]
         positions = base + (depth - 1)
         return Entries(
@@ -204,9 +201,7 @@ def _contexts(step: StepTensors, slots: Ints, ctx_lens: Ints, ancestors: Ints | 
         block_tables=step.block_tables,
         row_slot=torch.from_numpy(slots.astype(np.int32)).to(device),
         ctx_lens=torch.from_numpy(ctx_lens.astype(np.int32)).to(device),
-        anc_cu=torch.arange(0, depth * num_rows + 1, depth, dtype=torch.int32, device=device)
-        if depth
-        else torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
+        anc_cu=torch.from_numpy(np.arange(num_rows + 1, dtype=np.int32) * np.int32(depth)).to(device),
         anc_slots=torch.from_numpy(flat).to(device),
         block_size=step.block_size,
     )
