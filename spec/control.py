@@ -24,6 +24,7 @@ __all__ = ["Control"]
 MIN_GAIN = 0.01  # what drafts must promise to be taken: estimates are noisy, and the largest of many is flattered
 PATIENCE = 16  # drafts in a row of which nothing is taken before the proposer is asked less often
 MODEL_PATIENCE = 4  # the same for a proposer that costs by depth, also where drafting is not expected to pay
+DRAFT_SECONDS = 4e-5  # of proposing, choosing and observing, for one sequence: what a draft must be expected to save
 MAX_WAIT = 64  # steps between drafts that are not taken, at most
 EXPLORE_EVERY = 16  # calls to a proposer that costs by depth, after which one is asked for a token more
 PROBE_DEPTH = 2  # of drafts that cost by depth and are not expected to pay
@@ -86,13 +87,18 @@ class Control:
                 depths.setdefault(shape.places[0].source, []).append(shape.depth)
         nodes.sort()
         drafting = sum(self._costs.draft(name).seconds(len(deep), max(deep)) for name, deep in depths.items())
-        size, _ = self._best([-node[0] for node in nodes], num_sequences, num_other_rows, drafting)
+        size, goodput = self._best([-node[0] for node in nodes], num_sequences, num_other_rows, drafting)
+        num_plain = num_sequences + num_other_rows
+        seconds = self._costs.table(num_plain + size)
+        row_seconds = (seconds[num_plain + size] - seconds[num_plain]) / max(size, 1)
         kept: list[list[int]] = [[] for _ in drafts]
-        for _, index, node in nodes[:size]:
+        gains = [0.0] * len(drafts)  # seconds that a sequence's rows save
+        for survival, index, node in nodes[:size]:
             kept[index].append(node)
-        for key, draft, chosen in zip(keys, drafts, kept):
+            gains[index] += -survival / goodput - row_seconds
+        for key, draft, gain in zip(keys, drafts, gains):
             if draft:
-                self._note(key, draft, bool(chosen))
+                self._note(key, draft, gain > DRAFT_SECONDS)
         return [draft.kept(sorted(chosen)) if draft else None for draft, chosen in zip(drafts, kept)]
 
     def survivals(self, key: int, draft: Draft) -> list[float]:

@@ -1,6 +1,6 @@
 """Suffix decoding: continue the text as it went on where its last tokens occurred before (Oliaro et al. 2024).
 
-In place of a suffix tree, chains of earlier places by n-gram (1, 2, 4 and 8 tokens): the longest grams that occurred
+In place of a suffix tree, chains of earlier places by n-gram (1, 2 and 4 tokens): the longest grams that occurred
 give the places, comparing backwards gives each place's match length, and the places vote on what follows.
 """
 
@@ -20,7 +20,7 @@ from decodex.spec.text_proposer import draft_each
 
 __all__ = ["SuffixCorpus", "SuffixProposer"]
 
-SIZES = (8, 4, 2, 1)
+SIZES = (4, 2, 1)
 MAX_PLACES = 16  # earlier places that vote, the latest first
 MAX_MATCH = 32  # tokens that a match is measured up to
 GROWTH = 2  # a draft is at most this many times as long as the match

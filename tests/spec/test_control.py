@@ -279,6 +279,16 @@ def test_patience_then_longer_and_longer_waits():
     assert limits.count([4]) == 1, "a new request does not wait as long"
 
 
+def test_a_draft_that_saves_less_than_it_takes_to_choose_is_not_asked_for_long():
+    """On a fast device a row more may be free, and a token one in a hundred times; Python is not that fast."""
+    costs = CostModel.profiled({1: 0.001, 64: 0.001})
+    simulation = Simulation(Control(costs), costs)
+    simulation.run(1000, lambda depth: 0.01)
+    assert sum(drafted > 0 for drafted in simulation.drafted[-320:]) <= 320 // MAX_WAIT + 40
+    simulation.run(200, lambda depth: 0.9)
+    assert all(simulation.drafted[-20:])
+
+
 def test_costs_are_monotone_and_go_on_beyond_the_profile():
     costs = CostModel.profiled({4: 3.0, 1: 1.0, 2: 9.0, 8: 5.0}, {"a": DraftCost(1, 2, 3, 4)})
     assert costs.seconds == (1.0, 3.0, 3.0, 5.0)
