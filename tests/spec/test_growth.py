@@ -15,6 +15,7 @@ from decodex.spec.head_proposer import HeadProposer
 from decodex.spec.proposer import ProposerOptions, ProposerView, TreeShape
 from decodex.spec.target import Choices
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = [
     None,
     TreeShape(widths=(1, 1, 1, 1), max_nodes=4),

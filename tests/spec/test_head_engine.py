@@ -17,6 +17,7 @@ from decodex.engine import Engine
 from decodex.heads import head_agreement, load_drafter
 
 DEVICE = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def save_tokenizer(folder: Path, words: list[str]) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from decodex.spec.proposer import ProposerOptions, TreeShape
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def check(run: Run, chooser: TopTokens, oracle: Oracle, token_map: Tensor | None) -> int:
     """All logits that the chooser saw, and the drafts that became of them; how many rows that was."""
