@@ -143,6 +143,13 @@ def test_the_target_as_its_own_draft_model_is_always_right(tree: str, target: Pa
             assert m.num_steps <= 1 + -(-19 // (depth + 1))
 
 
+@pytest.mark.parametrize("verification", ["rejection", "block"])
+def test_a_ratio_test_accepts_what_was_drawn_from_the_targets_own_law(verification: str, target: Path) -> None:
+    config = {"method": "draft_model", "model": str(target), "verification": verification, "num_speculative_tokens": 4}
+    _, metrics = outputs(load(target, 99, **config))
+    assert all(m.num_accepted == m.num_drafted > 0 for m in metrics)
+
+
 def test_a_head_is_compared_with_its_target(target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, tokenizer = (engine := load(target)).model, engine.tokenizer
     checkpoint = LAYOUTS["eagle3-targets-head"]
