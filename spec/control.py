@@ -27,6 +27,7 @@ MODEL_PATIENCE = 4  # the same for a proposer that costs by depth, also where dr
 DRAFT_SECONDS = 4e-5  # of proposing, choosing and observing, for one sequence: what a draft must be expected to save
 MAX_WAIT = 64  # steps between drafts that are not taken, at most
 EXPLORE_EVERY = 16  # calls to a proposer that costs by depth, after which one is asked for a token more
+LOOK_AHEAD = 4  # depths that are considered after the best so far: costs of rows rise in steps
 PROBE_DEPTH = 2  # of drafts that cost by depth and are not expected to pay
 
 
@@ -171,6 +172,8 @@ class Control:
             size, goodput = self._best([-node[0] for node in within], num_sequences, 0, drafting)
             if goodput > most:
                 most, best_depth, best_nodes = goodput, depth, within[:size]
+            elif depth > best_depth + LOOK_AHEAD:
+                break
         takers = {index for _, _, index in best_nodes}
         return [best_depth if index in takers else 0 for index in range(num_sequences)]
 
