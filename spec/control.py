@@ -21,7 +21,7 @@ from decodex.spec.draft import ROOT, Draft
 
 __all__ = ["Control"]
 
-MIN_GAIN = 0.01  # what drafts must promise to be taken: estimates are noisy, and the largest of many is flattered
+CAUTION = 0.85  # of a survival counts: estimates are noisy, the best of them flattered, and profiled costs no better
 PATIENCE = 16  # drafts in a row of which nothing is taken before the proposer is asked less often
 MODEL_PATIENCE = 4  # the same for a proposer that costs by depth, also where drafting is not expected to pay
 DRAFT_SECONDS = 4e-5  # of proposing, choosing and observing, for one sequence: what a draft must be expected to save
@@ -83,7 +83,7 @@ class Control:
         depths: dict[str, list[int]] = {}  # by proposer, of its drafts
         for index, (key, draft) in enumerate(zip(keys, drafts)):
             if draft:
-                nodes += [(-survival, index, node) for node, survival in enumerate(self.survivals(key, draft))]
+                nodes += [(-CAUTION * s, index, node) for node, s in enumerate(self.survivals(key, draft))]
                 shape = shape_of(draft.parents, draft.sources)
                 depths.setdefault(shape.places[0].source, []).append(shape.depth)
         nodes.sort()
@@ -158,13 +158,13 @@ class Control:
         """The depth to draft for each sequence that maximises goodput if drafts do as they did: one for all, or 0."""
         nodes: list[tuple[float, int, int]] = []  # (-survival, depth from 0, sequence)
         for index, (history, limit) in enumerate(zip(histories, limits)):
-            survival = 1.0
+            survival = CAUTION
             for depth in range(limit):
                 survival *= history.estimate(min(depth, MAX_DEPTH - 1))
                 nodes.append((-survival, depth, index))
         nodes.sort()
         num_sequences, num_drafted = len(histories), sum(limit > 0 for limit in limits)
-        most = num_sequences / self._costs.table(num_sequences)[num_sequences] * (1 + MIN_GAIN)
+        most = num_sequences / self._costs.table(num_sequences)[num_sequences]
         best_depth, best_nodes = 0, nodes[:0]
         for depth in range(1, max(limits) + 1):
             within = [node for node in nodes if node[1] < depth]
@@ -185,7 +185,7 @@ class Control:
         num_plain = num_sequences + num_other_rows
         fixed = drafting + seconds[num_sequences] - seconds[num_plain]
         tokens = float(num_sequences)
-        size, goodput = 0, tokens / (drafting + seconds[num_sequences]) * (1 + MIN_GAIN)
+        size, goodput = 0, tokens / (drafting + seconds[num_sequences])
         for num_nodes, survival in enumerate(survivals, 1):
             tokens += survival
             here = tokens / (fixed + seconds[num_plain + num_nodes])
