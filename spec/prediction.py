@@ -70,11 +70,12 @@ class _Alignment:
 
     def _search(self, token_ids: Sequence[int], end: int) -> None:
         """Look for the last tokens near the divergence, then, if there are enough of them, anywhere."""
-        same = self.anchor + end - self.diverged_at  # if as many tokens were replaced
+        num_lost = end - self.diverged_at
+        same = self.anchor + num_lost  # if as many tokens were replaced
         best = (0, 0, 0)  # tokens that agree, closeness, place
-        first = max(self.anchor + 1, 1)
         token = token_ids[end - 1]
-        for place in range(first, min(same + WINDOW, len(self.prediction)) + 1):
+        last = min(same + WINDOW, len(self.prediction)) if num_lost <= WINDOW else 0
+        for place in range(self.anchor + 1, last + 1):
             if self.prediction[place - 1] == token:
                 agreed = common_suffix(token_ids, end, self.prediction, place, MAX_MATCH)
                 best = max(best, (agreed, -abs(place - same), place))

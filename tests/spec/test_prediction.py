@@ -95,6 +95,34 @@ def test_a_part_that_moved_is_found_elsewhere():
     assert steps_of(output, prediction) <= len(output) / 17 + 4 * 6
 
 
+def test_a_long_insertion_is_passed():
+    draw = random.Random(6)
+    prediction = [draw.randrange(1000) for _ in range(200)]
+    output = prediction[:100] + [draw.randrange(1000, 2000) for _ in range(300)] + prediction[100:]
+    assert steps_of(output, prediction) <= 300 + 200 / 17 + 6
+
+
+class Counted(list):
+    """Counts what is read."""
+
+    num_read = 0
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        return super().__getitem__(index)
+
+
+def test_a_wrong_prediction_costs_the_same_for_each_token():
+    """However far the output is from the prediction, and however often the two have a token in common."""
+    counts = []
+    for size in (1000, 4000):
+        text = Counted(PROMPT + [random.Random(size).randrange(3) for _ in range(size)])
+        view = view_of(text, num_prompt_tokens=3, prediction=[0, 1, 2, 2, 1, 0] * 200)
+        PredictionProposer().propose([view])
+        counts.append(text.num_read / size)
+    assert counts[1] < 1.3 * counts[0]
+
+
 def test_a_wrong_prediction_is_given_up():
     draw = random.Random(5)
     proposer = PredictionProposer()
