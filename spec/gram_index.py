@@ -30,7 +30,8 @@ class GramIndex:
             first = max(start + 1, size)  # end of the first new gram
             earlier.extend([0] * min(first - start - 1, end - start))
             window = token_ids[first - size : end]
-            for stop, gram in enumerate(zip(*(window[i:] for i in range(size))), first):
+            is_one = len(window) == size  # most calls: one new token
+            for stop, gram in enumerate([tuple(window)] if is_one else zip(*[window[i:] for i in range(size)]), first):
                 earlier.append(latest.get(gram, 0))
                 latest[gram] = stop
         self.num_indexed = end
