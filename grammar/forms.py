@@ -12,10 +12,11 @@ __all__ = ["Json", "LarkText", "WholeText"]
 
 @dataclass(frozen=True)
 class Json:
-    """A canonical JSON schema, and the whitespace that is written around it."""
+    """A canonical JSON schema, and the whitespace that is written around it. is_beyond: see `PreparedSchema`."""
 
     schema: Any
     whitespace: str
+    is_beyond: bool = False
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def _plan_json(constraint: Constraint, text: str) -> Plan:
     else:
         backend = constraint.backend
         check_backend(prepared, backend)
-    return Plan(constraint, backend, Json(prepared.schema, constraint.whitespace))
+    return Plan(constraint, backend, Json(prepared.schema, constraint.whitespace, prepared.is_beyond))
 
 
 def _plan_grammar(constraint: Constraint) -> Plan:

@@ -9,6 +9,7 @@ from decodex.grammar.backends.llguidance import json_with_options
 from decodex.grammar.ebnf import Rules
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.forms import Json, WholeText
+from decodex.grammar.json_lark import JsonPrinter
 from decodex.grammar.lark import LarkPrinter
 from decodex.grammar.pattern import Text, concat, to_rust
 from decodex.grammar.tags import AnyText, Const, Either, Item, Separated, Sequence, Tag, Triggered
@@ -60,6 +61,10 @@ class _Printer:
         return self._content(item)
 
     def _content(self, item: Json | WholeText | Rules) -> str:
+        if isinstance(item, Json) and item.is_beyond:
+            numbers = JsonPrinter(item.schema, item.whitespace, prefix=f"j{len(self.rules)}_")
+            self.rules += numbers.rules
+            return numbers.start
         if isinstance(item, Json):
             return self._rule(f"%json {json.dumps(json_with_options(item.schema, item.whitespace))}")
         if isinstance(item, WholeText):

@@ -225,7 +225,7 @@ class _Reader:
         with _at(path):
             prepared = prepare_schema(value if isinstance(value, str) else json.dumps(value))
             check_backend(prepared, "llguidance")
-        return Json(prepared.schema, self._whitespace)
+        return Json(prepared.schema, self._whitespace, prepared.is_beyond)
 
     def _list(self, value: Any, path: str) -> list[Any]:
         if not isinstance(value, list) or not value:

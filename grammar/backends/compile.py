@@ -6,6 +6,7 @@ from decodex.grammar.backends import llguidance, outlines, xgrammar
 from decodex.grammar.ebnf import Rules
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.forms import Json, LarkText, WholeText
+from decodex.grammar.json_lark import JsonPrinter
 from decodex.grammar.lark import print_ebnf, print_lark
 from decodex.grammar.matcher import CompiledGrammar
 from decodex.grammar.pattern import is_nullable, to_rust, without_empty
@@ -71,6 +72,9 @@ def _compile_llguidance(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGr
         assert not isinstance(form, LarkText)
         lark, markers = print_tags(form, vocabulary)
         text = lark
+    elif isinstance(form, Json) and form.is_beyond:
+        printer = JsonPrinter(form.schema, form.whitespace)
+        text = "\n".join([f"start: {printer.start}", *printer.rules, ""])
     elif isinstance(form, Json):
         return llguidance.compile_json(form.schema, form.whitespace, plan.constraint, vocabulary)
     elif isinstance(form, WholeText):

@@ -22,8 +22,8 @@ from decodex.grammar.vocabulary import GrammarVocabulary
 
 __all__ = ["LlguidanceGrammar", "LlguidanceMatcher", "compile_json", "compile_lark", "json_with_options"]
 
-_MAX_WHITESPACE = 40  # characters in a run of "flexible" whitespace
-_SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "flexible": (",", ":")}
+MAX_WHITESPACE = 40  # characters in a run of "flexible" whitespace
+SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "flexible": (",", ":")}
 _BYTES_PER_CHARACTER = 60  # of a compiled grammar, measured by evals/maskbench
 _FIRST_BYTES = 200_000
 
@@ -57,7 +57,7 @@ def tokenizer_of(vocabulary: GrammarVocabulary) -> llguidance.LLTokenizer:
 
 def json_options(whitespace: str) -> dict[str, Any]:
     """The library's options for the one JSON form that all backends emit."""
-    item, key = _SEPARATORS[whitespace]
+    item, key = SEPARATORS[whitespace]
     options: dict[str, Any] = {
         "item_separator": item,
         "key_separator": key,
@@ -68,7 +68,7 @@ def json_options(whitespace: str) -> dict[str, Any]:
         "coerce_one_of": False,
     }
     if whitespace == "flexible":
-        options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{_MAX_WHITESPACE}}}"
+        options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}"
     return options
 
 

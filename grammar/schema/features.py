@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["features_of"]
+from decodex.grammar.schema.numbers import BOUNDS, is_beyond, needs_regex
 
-BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+__all__ = ["BEYOND", "features_of"]
+
+BEYOND = "beyond"  # numbers that libraries round or spell in their own ways: see `numbers.py`
 
 
 def features_of(schema: Any) -> frozenset[str]:
@@ -45,6 +47,7 @@ def _add(place: dict[str, Any], found: set[str]) -> None:
         found.add("$ref")
     if "enum" in place:
         found.update(f"enum.{_kind(value)}" for value in place["enum"])
+        found.update({BEYOND} if is_beyond(place["enum"]) else ())
     types = _types(place)
     if len(types) > 1:
         found.add("type.list")
@@ -77,6 +80,8 @@ def _add_number(name: str, place: dict[str, Any], found: set[str]) -> None:
     found.update(f"{name}.{key}" for key in bounds)
     if len(bounds) > 1:
         found.add(f"{name}.range")
+    if bounds and needs_regex(place):
+        found.add(BEYOND)
     if "multipleOf" in place:
         found.add(f"{name}.multipleOf+bounds" if bounds else f"{name}.multipleOf")
 

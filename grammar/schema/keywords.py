@@ -11,6 +11,7 @@ from decodex.grammar.errors import ConstraintError
 from decodex.grammar.schema.ecma import RegexError
 from decodex.grammar.schema.formats import FORMATS, NOT_REGULAR
 from decodex.grammar.schema.nodes import TYPES, Lit, Members, Node, ObjectPart, key_of, refuse
+from decodex.grammar.schema.numbers import has_rounded
 from decodex.grammar.schema.patterns import whole_regexes
 
 __all__ = ["KEYWORDS", "Reader"]
@@ -80,6 +81,12 @@ class Reader:
         value = self.schema.get(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.wrong(key, "a number")
+        return self.exact(key, value)  # type: ignore[no-any-return]
+
+    def exact(self, key: str, value: Any) -> Any:
+        """The value, where no number in it was rounded."""
+        if has_rounded(value):
+            raise refuse(self.node, key, "a number has more digits than a double keeps (17): it would be another one")
         return value
 
     def types(self) -> None:
@@ -92,10 +99,10 @@ class Reader:
     def enumeration(self) -> None:
         if not isinstance(self.schema["enum"], list) or not self.schema["enum"]:
             raise self.wrong("enum", "a list that is not empty")
-        self.add("enum", Members(self.schema["enum"]))
+        self.add("enum", Members(self.exact("enum", self.schema["enum"])))
 
     def constant(self) -> None:
-        self.add("enum", Members([self.schema["const"]]))
+        self.add("enum", Members([self.exact("const", self.schema["const"])]))
 
     def lower(self) -> None:
         self.bound("minimum", "exclusiveMinimum", "low")
@@ -251,7 +258,7 @@ class Reader:
                 values += branch["enum"]
             else:
                 return []
-        return values
+        return self.exact(key, values)  # type: ignore[no-any-return]
 
     def negation(self) -> None:
         self.add("lit", Lit(self.sub("not").node, False))

@@ -9,9 +9,10 @@ from decodex.grammar.errors import ConstraintError
 from decodex.grammar.schema.canonical import canonical_schema
 from decodex.grammar.schema.conjunction import conjoined
 from decodex.grammar.schema.dialect import read_schema
-from decodex.grammar.schema.features import features_of
+from decodex.grammar.schema.features import BEYOND, features_of
 from decodex.grammar.schema.inplace import check_cycles, reachable, resolve_unevaluated
 from decodex.grammar.schema.nodes import Lit
+from decodex.grammar.schema.numbers import first_beyond
 from decodex.grammar.schema.routing import check_backend as check_features
 from decodex.grammar.schema.routing import route_features
 from decodex.grammar.schema.text import parse_schema
@@ -24,11 +25,12 @@ class PreparedSchema:
     """A schema in canonical form, self-contained, and what it needs of a backend.
 
     schema: JSON value; the properties of an object stand in the order in which they are written out. features: see
-    `features.py`.
+    `features.py`. is_beyond: it has numbers that libraries take for others: we write those out.
     """
 
     schema: Any
     features: frozenset[str]
+    is_beyond: bool = False
 
 
 def prepare_schema(text: str) -> PreparedSchema:
@@ -48,14 +50,22 @@ def prepare_schema(text: str) -> PreparedSchema:
         raise ConstraintError("the schema has too many choices inside each other", path="$") from None
     if schema is False:
         raise ConstraintError("no value satisfies the schema", path="$")
-    return PreparedSchema(schema, features_of(schema))
+    features = features_of(schema)
+    return PreparedSchema(schema, features - {BEYOND}, BEYOND in features)
 
 
 def route(prepared: PreparedSchema) -> str:
     """The backend that `auto` takes; ConstraintError where none honours the schema."""
-    return route_features(prepared.features)
+    backend = route_features(prepared.features)
+    check_backend(prepared, backend)
+    return backend
 
 
 def check_backend(prepared: PreparedSchema, backend: str) -> None:
     """ConstraintError naming keyword and path where the named backend does not honour the schema."""
     check_features(prepared.features, backend)
+    if prepared.is_beyond and backend != "llguidance" and (place := first_beyond(prepared.schema)) is not None:
+        path, keyword = place
+        raise ConstraintError(
+            f"{backend} does not take this number exactly (llguidance does)", path=path, keyword=keyword
+        )

@@ -8,11 +8,12 @@ from typing import Any
 
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.schema.conjunction import Conjunction
+from decodex.grammar.schema.keywords import fraction
+from decodex.grammar.schema.numbers import MAX_DIGITS, is_bound, needs_regex
 from decodex.grammar.schema.patterns import anything_but, length_regex, matches
 
 __all__ = ["number_leaves", "string_leaves"]
 
-MAX_WHOLE = 2**63 - 1  # what every backend can bound whole numbers by
 MAX_EXCLUDED = 16
 MAX_BANNED = 100  # characters of a string that is left out
 MAX_STEP = 20_000  # digits of a multipleOf: a backend keeps a remainder for each
@@ -43,17 +44,20 @@ def _most(low: Any, value: float) -> Any:
 
 def _whole(span: tuple[Any, Any], step: Fraction | None) -> dict[str, Any] | None:
     """Keywords for the whole numbers of a span."""
-    low = None if span[0] is None else floor(span[0][0]) + 1 if span[0][1] else ceil(span[0][0])
-    high = None if span[1] is None else ceil(span[1][0]) - 1 if span[1][1] else floor(span[1][0])
+    low = None if span[0] is None else floor(fraction(span[0][0])) + 1 if span[0][1] else ceil(fraction(span[0][0]))
+    high = None if span[1] is None else ceil(fraction(span[1][0])) - 1 if span[1][1] else floor(fraction(span[1][0]))
     size = 1 if step is None else step.numerator
     check_step(size)
     if low is not None and high is not None and (low > high or -(-low // size) * size > high):
         return None
-    if (low is not None and low < -MAX_WHOLE) or (high is not None and high > MAX_WHOLE):
-        raise ConstraintError("bounds of whole numbers beyond 64 bits are not supported", keyword="maximum")
     leaves: dict[str, Any] = {"type": "integer"}
     leaves.update({} if low is None else {"minimum": low})
     leaves.update({} if high is None else {"maximum": high})
+    for key in ("minimum", "maximum"):
+        if abs(leaves.get(key, 0)) >= 10**MAX_DIGITS:
+            raise ConstraintError(f"the {key} has more than {MAX_DIGITS:,} digits", keyword=key)
+    if size > 1 and needs_regex(leaves):
+        raise ConstraintError("multipleOf beside bounds that no double holds is not supported", keyword="multipleOf")
     return leaves if size == 1 else {**leaves, "multipleOf": size}
 
 
@@ -67,6 +71,10 @@ def _real(span: tuple[Any, Any], step: Fraction | None) -> list[dict[str, Any]]:
         leaves["exclusiveMinimum" if low[1] else "minimum"] = low[0]
     if high is not None:
         leaves["exclusiveMaximum" if high[1] else "maximum"] = high[0]
+    for key, value in leaves.items():
+        if not is_bound(value):
+            reason = f"the bound {value!r:.40} of numbers with fractions is beyond what backends take exactly"
+            raise ConstraintError(reason, keyword=key)
     if step is None:
         return [leaves]
     digits = next((d for d in range(20) if (step * 10**d).denominator == 1), None)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from decimal import Decimal
 from typing import Any
 
 from decodex.grammar.errors import ConstraintError
+from decodex.grammar.schema.numbers import Rounded
 
 __all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_ENUM", "MAX_NODES", "MAX_REFS", "MAX_REPEAT", "parse_schema"]
 
@@ -17,6 +19,7 @@ MAX_ENUM = 4_096  # members of one enum
 MAX_REFS = 4_096  # `$ref`s
 MAX_REPEAT = 4_096  # minItems, maxItems, minProperties, maxProperties and the like
 MAX_LENGTH = 1 << 20  # minLength, maxLength
+MAX_SHORT = 15  # characters of a number that a double surely keeps
 
 COUNTS = {
     "minItems": MAX_REPEAT,
@@ -66,7 +69,9 @@ def no_constant(name: str) -> Any:
 def finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ConstraintError(f"the number {digits} is out of range", path="$")
+        raise ConstraintError(f"the number {digits:.40} is out of range", path="$")
+    if (len(digits) > MAX_SHORT or "e" in digits or "E" in digits) and Decimal(digits) != Decimal(repr(value)):
+        return Rounded(value)
     return value
 
 

@@ -14,7 +14,7 @@ __all__ = ["admits", "plain", "type_of"]
 def plain(value: Any) -> Any:
     """The value with whole numbers as integers."""
     if isinstance(value, float) and value.is_integer():
-        return int(value)
+        return int(fraction(value))  # of the digits, not of the double: 1e23
     if isinstance(value, list):
         return [plain(item) for item in value]
     if isinstance(value, dict):
