@@ -234,7 +234,7 @@ class Engine:
             seq.num_computed = max(seq.num_computed, len(seq.token_ids) - 1)
         self.speculation.observe(batch, output)
         for entry in batch.entries:
-            self.scheduler.register_computed(entry.seq)
+            self.scheduler.register_computed(entry)
         for request in touched.values():
             self._note_progress(request)
         return list(touched.values())

@@ -51,7 +51,9 @@ class Request:
     @property
     def has_drafter(self) -> bool:
         """Whether a model or head with KV of its own drafts for it."""
-        return self.speculation is not None and self.speculation.with_weights is not None
+        if self.speculation is None or self.metrics.speculation_off is not None:
+            return False
+        return self.speculation.with_weights is not None
 
     @property
     def block_salt(self) -> bytes:

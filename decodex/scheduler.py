@@ -88,11 +88,15 @@ class Scheduler:
         self._admit(plan)
         return plan
 
-    def register_computed(self, seq: Sequence) -> None:
-        """Offer the blocks that have become full of committed, computed tokens to the prefix cache."""
+    def register_computed(self, entry: PlanEntry) -> None:
+        """Offer the blocks that have become full of committed, computed tokens to the prefix cache.
+
+        A drafter writes its own entries after the step, and not if the sequence has ended: they are a step behind.
+        """
         if not self._config.enable_prefix_caching:
             return
-        full = seq.num_computed // self._config.block_size
+        seq = entry.seq
+        full = (entry.start if seq.request.has_drafter else seq.num_computed) // self._config.block_size
         if full > seq.num_registered:
             hashes = seq.block_hashes(full, self._config.block_size)
             for index in range(seq.num_registered, full):
