@@ -166,9 +166,9 @@ def _error_of(make: Callable[..., Any], *values: Any, **fields: Any) -> DecodexE
     return None
 
 
-def _cell(error: DecodexError | None, fine: str = "works") -> str:
+def _cell(error: DecodexError | None) -> str:
     if error is None:
-        return fine
+        return "works"
     return f"refused: `{error.field}`" if isinstance(error, RequestError) else "refused"
 
 
@@ -189,16 +189,23 @@ def _proposers() -> list[str]:
     return [_row(", ".join(map(_code, names)), *cells) for cells, names in rows.items()]
 
 
+@functools.cache
+def _taken(verifiers: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What a request may ask for with these verifiers."""
+    asked = [{**form, "verification": verifier} for form in FORMS.values() for verifier in verifiers]
+    return [wanted for wanted in asked if _error_of(_admitted, {"speculative": wanted}) is None]
+
+
 def _speculated(values: Mapping[str, Any], verifiers: tuple[str, ...], fine: str) -> str:
     """What becomes of parameters under verifiers, by every proposer that these take."""
     cells = set()
-    for form in FORMS.values():
-        for verifier in verifiers:
-            wanted = {**form, "verification": verifier}
-            if _error_of(_admitted, {"speculative": wanted}) is None:
-                both = {**values, "speculative": {**wanted, **values.get("speculative", {})}}
-                error = _error_of(_admitted, both)
-                cells.add(_cell(error, fine if error or _admitted(both) else "speculation is off"))
+    for wanted in _taken(verifiers):
+        try:
+            config = _admitted({**values, "speculative": {**wanted, **values.get("speculative", {})}})
+        except RequestError as error:
+            cells.add(_cell(error))
+        else:
+            cells.add("speculation is off" if config is None else fine)
     return _only(cells, (values, verifiers))
 
 

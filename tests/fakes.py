@@ -67,8 +67,8 @@ class FakeModel:
     def _prefix(self, batch: ForwardBatch, kv: KVCache, row: int) -> list[int]:
         rows, size = batch.rows, batch.rows.block_size
         length = int(rows.ctx_lens[row])
-        table = rows.block_tables[int(rows.row_slot[row])]
-        slots = [int(table[p // size]) * size + p % size for p in range(length)]
+        table = rows.block_tables[int(rows.row_slot[row])].tolist()
+        slots = [table[p // size] * size + p % size for p in range(length)]
         slots += rows.anc_slots[int(rows.anc_cu[row]) : int(rows.anc_cu[row + 1])].tolist()
         positions = kv.v[0][slots, 0, 0].int().tolist()
         assert positions == list(range(len(slots))), f"row {row} reads positions {positions}"
@@ -198,17 +198,18 @@ class RandomProposer(Guesser):
 
 
 def make_engine(
-    *, model: FakeModel | None = None, tokenizer: FakeTokenizer | None = None, proposer=None, **options
+    *, model: FakeModel | None = None, tokenizer: FakeTokenizer | None = None, proposer=None, drafter=None, **options
 ) -> Engine:
     """An engine over the fake model; `num_blocks` sets the pool size exactly. `check_outputs` is on, by one process for
     all engines; True is a process of its own."""
     model = model or FakeModel()
     num_blocks = options.pop("num_blocks", 64)
     block_size = options.setdefault("block_size", 4)
-    options["kv_cache_gib"] = num_blocks * block_size * 8 / 2**30
+    slot_values = 2 + sum(heads * (k + v) for heads, k, v in (drafter.kv_layers if drafter is not None else ()))
+    options["kv_cache_gib"] = num_blocks * block_size * 4 * slot_values / 2**30
     own_check = options.setdefault("check_outputs", None)
     options["check_outputs"] = bool(own_check)
-    engine = Engine(EngineConfig(**options), model, tokenizer or FakeTokenizer(), proposer=proposer)
+    engine = Engine(EngineConfig(**options), model, tokenizer or FakeTokenizer(), proposer=proposer, drafter=drafter)
     assert engine.config.num_blocks == num_blocks
     if own_check is None:
         engine.verdicts = Verdicts(SHARED_CHECK)
