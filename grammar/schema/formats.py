@@ -63,7 +63,7 @@ EMAIL = (
 )
 
 UCS = "\\x{A0}-\\x{D7FF}\\x{F900}-\\x{FDCF}\\x{FDF0}-\\x{FFEF}" + "".join(
-    f"\\x{{{plane:X}0000}}-\\x{{{plane:X}FFFD}}" for plane in range(1, 15)
+    f"\\x{{{plane:X}{'1' if plane == 14 else '0'}000}}-\\x{{{plane:X}FFFD}}" for plane in range(1, 15)
 )
 PRIVATE = "\\x{E000}-\\x{F8FF}\\x{F0000}-\\x{FFFFD}\\x{100000}-\\x{10FFFD}"
 ESCAPED = "%[0-9a-fA-F]{2}"
