@@ -142,7 +142,7 @@ REPLAYABLE = """## 6. What is replayable
 
 `replayable` is true where the same request and seed give the same tokens, whatever shares the batch. It is false for a
 model whose rows depend on each other (products on a GPU, some architectures that run through transformers), and by
-verification:
+the verification that was asked for, also where a processor has then switched speculation off:
 """
 
 
