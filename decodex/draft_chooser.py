@@ -6,6 +6,7 @@ tree node are the top-m of (log q + G). Under `rejection` and `block` it is draw
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +16,7 @@ from decodex.batch import Rows
 from decodex.features.custom import CustomProcessors
 from decodex.features.feature import Feature
 from decodex.kernels.rng import gumbel_noise
-from decodex.kernels.sampling import SamplingRows, sample_rows, truncate_
+from decodex.kernels.sampling import SamplingRows, sample_rows, top_logprobs, truncate_
 from decodex.request import Sequence as RequestSequence
 from decodex.spec.target import Choices
 from decodex.spec.verify import draw_proposals
@@ -56,7 +57,7 @@ class DraftChooser:
             feature.apply(logits, rows)
         sampling = self._table.params.rows(rows.slots, rows.positions, logits.device)
         if not self.is_coupled:
-            return self._drawn(logits, sampling, views, width)
+            return self._drawn(logits, sampling, views, paths, width)
         if width == 1:
             return _chosen(logits, sampling)
         return _best(logits, sampling, width)
@@ -74,10 +75,18 @@ class DraftChooser:
             sequences=sequences,
         )
 
-    def _drawn(self, logits: Tensor, rows: SamplingRows, views: Sequence[int], width: int) -> Choices:
+    def _drawn(
+        self, logits: Tensor, rows: SamplingRows, views: Sequence[int], paths: Sequence[tuple[int, ...]], width: int
+    ) -> Choices:
         laws = torch.softmax(truncate_(logits, rows), dim=1).nan_to_num_(0.0)  # a row without a token has no law
         windows = torch.tensor([len(self.sequences[view].token_ids) for view in views], device=logits.device)
-        drawn = draw_proposals(laws, rows.seeds, rows.positions, windows, width)
+        seen: Counter[tuple[int, int]] = Counter()  # rows of a window at one position have streams of their own
+        siblings = []
+        for view, path in zip(views, paths, strict=True):
+            siblings.append(seen[view, len(path)])
+            seen[view, len(path)] += 1
+        places = torch.tensor(siblings, dtype=torch.int64, device=logits.device)
+        drawn = draw_proposals(laws, rows.seeds, rows.positions, windows, width, places)
         scores = laws.gather(1, drawn.clamp(min=0)).tolist()
         kept = [[token for token in tokens if token >= 0] for tokens in drawn.tolist()]
         return Choices(kept, [row[: len(tokens)] for row, tokens in zip(scores, kept, strict=True)], laws)
@@ -86,8 +95,7 @@ class DraftChooser:
 def _chosen(logits: Tensor, rows: SamplingRows) -> Choices:
     """The one token that the target's own step would choose from these logits."""
     tokens = sample_rows(logits, rows)
-    chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
-    scores = torch.exp(chosen - torch.logsumexp(logits, dim=1)).nan_to_num_(0.0).tolist()
+    scores = top_logprobs(logits, 0, tokens.clamp(min=0)).values[:, 0].exp().nan_to_num_(0.0).tolist()
     ids = tokens.tolist()
     return Choices([[i] if i >= 0 else [] for i in ids], [[s] if i >= 0 else [] for i, s in zip(ids, scores)])
 
@@ -97,7 +105,8 @@ def _best(logits: Tensor, rows: SamplingRows, width: int) -> Choices:
     is_greedy = rows.temperature == 0
     kept = torch.where(is_greedy[:, None], logits, truncate_(logits.clone(), rows))
     values, ids = kept.topk(min(NUM_CANDIDATES, kept.shape[1]), dim=1)
-    scores = torch.exp(values - torch.logsumexp(kept, dim=1, keepdim=True)).nan_to_num_(0.0)
+    best = top_logprobs(kept, 1)  # (value, log-probability) of the best gives the others
+    scores = torch.exp(values - values[:, :1] + best.values).nan_to_num_(0.0)
     noise = gumbel_noise(rows.seeds, rows.positions, kept.shape[1]).gather(1, ids)
     values = torch.where(is_greedy[:, None], values, values + noise)
     values, order = values.sort(dim=1, descending=True, stable=True)

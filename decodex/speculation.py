@@ -25,7 +25,7 @@ from decodex.scheduler import Scheduler
 from decodex.spec.cascade import Cascade
 from decodex.spec.control import Control
 from decodex.spec.costs import CostModel, DraftCost
-from decodex.spec.draft import Draft
+from decodex.spec.draft import ROOT, Draft
 from decodex.spec.forced import ForcedProposer
 from decodex.spec.ngram import NgramProposer
 from decodex.spec.prediction import PredictionProposer
@@ -251,7 +251,7 @@ class Speculation:
 
     def _model_depths(self, asked: Sequence[_Asked]) -> list[int]:
         """How deep the method with weights is to draft; 0 where there is a draft already or none would pay."""
-        depths = [0 if a.draft is not None else a.view.max_depth for a in asked]
+        depths = [0 if a.draft is not None else min(a.view.max_depth, a.config.max_model_depth) for a in asked]
         controlled = [i for i, a in enumerate(asked) if a.config.control and depths[i] > 0]
         if self._control is None or not controlled or self._with_weights is None:
             return depths
@@ -306,6 +306,8 @@ def _legal(seq: RequestSequence, draft: Draft) -> Draft | None:
         is_legal = seq.constrained.legal(draft.token_ids, draft.parents)
     except MatcherError:
         return None  # its row will say so
+    if draft.laws is not None:  # a token that was drawn counts, legal or not: the target's law refuses it by its ratio
+        is_legal = [parent == ROOT or is_legal[parent] for parent in draft.parents]
     return draft.kept([node for node in range(len(draft)) if is_legal[node]])
 
 

@@ -131,6 +131,14 @@ class SpeculativeConfig:
         check=Number(0.0, 65536.0, optional=False),
     )
 
+    layer_ids: str = option(
+        default="auto",
+        help="what an EAGLE-3 config's eagle_aux_hidden_state_layer_ids count: outputs of layers, or inputs (one more); "
+        "auto: inputs at the top level of a speculators checkpoint, outputs elsewhere",
+        choices=("auto", "output", "input"),
+        check=OneOf(("auto", "output", "input")),
+    )
+
     refused: ClassVar[dict[str, Refusal]] = {
         "disable_by_batch_size": Refusal("control=True drafts as much as pays at every batch size"),
         "speculative_disable_by_batch_size": Refusal("control=True drafts as much as pays at every batch size"),
@@ -172,6 +180,11 @@ class SpeculativeConfig:
     def max_depth(self) -> int:
         """Of a draft, in tokens."""
         return self.num_speculative_tokens or DEFAULT_DEPTH.get(self.method, DEFAULT_DEPTH_WITH_WEIGHTS)
+
+    @property
+    def max_model_depth(self) -> int:
+        """Of a draft of the method with weights, which pays for each level."""
+        return self.num_speculative_tokens or DEFAULT_DEPTH_WITH_WEIGHTS
 
     @property
     def max_nodes(self) -> int:

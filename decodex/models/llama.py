@@ -205,7 +205,9 @@ class _Tensors:
     def refuse_untaken(self) -> None:
         """A tensor that nothing reads means that this decoder is not the model that was trained."""
         ignored = ("rotary_emb.inv_freq", "lm_head.weight") if self._config.has_tied_head else ("rotary_emb.inv_freq",)
-        unknown = [name for name in self._weights.untaken() if not name.endswith(ignored)]
+        # modules that predict further tokens: decodex/heads.py reads them
+        drafters = (f"model.layers.{self._config.num_layers}.", "model.mtp_layers.", "mtp.")
+        unknown = [n for n in self._weights.untaken() if not n.endswith(ignored) and not n.startswith(drafters)]
         if unknown:
             raise ModelError(
                 f"{self._config.architecture}: tensor {unknown[0]!r} of the checkpoint has no place in this "

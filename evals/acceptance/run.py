@@ -21,11 +21,18 @@ import pathlib
 import random
 import re
 import statistics
+import tempfile
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decodex import LLM, RequestOutput, SamplingParams
 from decodex.cli.machine import machine_facts, version_facts
+from decodex.models.source import resolve_model
+
+if TYPE_CHECKING:
+    from evals.acceptance import random_heads
+else:  # this folder is on the path of a script; the root must not be
+    import random_heads
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "evals" / "results" / "acceptance.json"
@@ -60,6 +67,9 @@ SCHEMA = {
 }
 MAX_PROMPT = 1500  # tokens of a question: longer documents are cut
 NUM_RESAMPLES = 2000
+TEMPERATURES = (0.0, 0.7, 1.2)
+TREES = (None, [3, 1, 1], {"num_children": 3, "num_expanded": 2, "max_nodes": 6})
+HEAD_PROMPTS = 16  # for methods with weights
 
 
 def group_of(category: str) -> str:
@@ -224,22 +234,56 @@ def identity(bench: Bench) -> dict[str, Any]:
     prompts = [prompt for group in GROUPS for prompt in bench.prompts[group][:11]][: bench.options.prompts]
     rng.shuffle(prompts)
     prompts = [prompt[:8] + prompt[8:][-300:] for prompt in prompts]
+
+    def of(temperature: float, is_json: bool) -> dict[str, Any]:
+        constraint = {"json": SCHEMA} if is_json else None
+        return {
+            **FULL,
+            "temperature": temperature,
+            "max_tokens": 48,
+            "logprobs": 1,
+            "structured_outputs": constraint,
+        }
+
     methods = {**METHODS, "forced": {"method": "forced"}, "cascade, uncontrolled": {**CASCADE, "control": False}}
     num_compared = 0
     differing: list[str] = []
-    for temperature in (0.0, 0.7, 1.2):
-        for schema in (None, SCHEMA):
-            params = {**FULL, "temperature": temperature, "max_tokens": 48, "logprobs": 1}
-            params["structured_outputs"] = None if schema is None else {"json": schema}
+    for temperature in TEMPERATURES:
+        for schema in (False, True):
+            params = of(temperature, schema)
             plain, _ = bench.run(prompts, **params)
             for name, method in methods.items():
-                if schema is None and name == "forced":
+                if not schema and name == "forced":
                     continue
                 outputs, _ = bench.run(prompts, **params, speculative=method)
                 num_compared += len(prompts)
                 if [o.outputs for o in outputs] != [o.outputs for o in plain]:
-                    differing.append(f"{name}, T = {temperature}, schema: {schema is not None}")
-            print(f"T = {temperature}, schema: {schema is not None}: differing {differing}", flush=True)
+                    differing.append(f"{name}, T = {temperature}, schema: {schema}")
+            print(f"T = {temperature}, schema: {schema}: differing {differing}", flush=True)
+    expected = {
+        (temperature, schema): tokens_of(bench.run(prompts[:HEAD_PROMPTS], **of(temperature, schema))[0])
+        for temperature in TEMPERATURES
+        for schema in (False, True)
+    }
+    options = {"model": bench.options.model, "max_num_seqs": 32}
+    target = resolve_model(bench.options.model).path
+    with tempfile.TemporaryDirectory() as folder:
+        for method in (*random_heads.METHODS, "draft_model"):
+            name = bench.options.model
+            if method != "draft_model":
+                name = str(pathlib.Path(folder) / method)
+                random_heads.write_head(method, target, pathlib.Path(name))
+            llm = LLM(**options, speculative_config={"method": method, "model": name, "control": False})
+            for (temperature, schema), tokens in expected.items():
+                for tree in TREES:
+                    wanted = SamplingParams(**{"seed": 1, **of(temperature, schema)}, speculative={"tree": tree})
+                    outputs = llm.generate(prompts[:HEAD_PROMPTS], wanted, use_tqdm=False)
+                    metrics = [output.metrics.speculation for output in outputs]
+                    assert all(m is not None and m.num_drafted for m in metrics)
+                    num_compared += len(tokens)
+                    if tokens_of(outputs) != tokens:
+                        differing.append(f"{method}, tree {tree}, T = {temperature}, schema: {schema}")
+            print(f"{method}: differing {differing}", flush=True)
     return {"prompts": len(prompts), "compared": num_compared, "differing": differing}
 
 
