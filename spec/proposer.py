@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from decodex.spec.draft import Draft
@@ -47,17 +47,6 @@ class ProposerView:
     forced: Callable[[Sequence[int]], list[int]] | None = None  # what a grammar forces after these draft tokens
     start: int = 0  # first position that the target has computed in this step
     rows: Sequence[int] = ()  # rows of the step's hidden states, for positions start, start + 1, ...
-
-    def extended(self, token_ids: Sequence[int]) -> ProposerView:
-        """The view after these draft tokens (for proposers without KV of their own)."""
-        forced = self.forced
-        return replace(
-            self,
-            token_ids=[*self.token_ids, *token_ids],
-            max_depth=self.max_depth - len(token_ids),
-            max_nodes=self.max_nodes - len(token_ids),
-            forced=None if forced is None else lambda more: forced([*token_ids, *more]),
-        )
 
 
 class Proposer(Protocol):
