@@ -42,3 +42,14 @@ def test_transformers_loop(repository: pathlib.Path) -> None:
     assert first
     assert second
     assert "pple" not in first
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_speculation(repository: pathlib.Path) -> None:
+    for guessed, plain in load(repository, "speculation").main("smollm2-135m"):
+        assert guessed.outputs == plain.outputs
+        metrics = guessed.metrics.speculation
+        assert metrics is not None
+        assert metrics.tokens_per_step > 1.2
+        assert plain.metrics.speculation is None
