@@ -233,14 +233,14 @@ def identity(bench: Bench) -> dict[str, Any]:
     rng = random.Random(5)
     prompts = [prompt for group in GROUPS for prompt in bench.prompts[group][:11]][: bench.options.prompts]
     rng.shuffle(prompts)
-    prompts = [prompt[:8] + prompt[8:][-300:] for prompt in prompts]
+    prompts = [prompt[:8] + prompt[8:][-100:] for prompt in prompts]
 
     def of(temperature: float, is_json: bool) -> dict[str, Any]:
         constraint = {"json": SCHEMA} if is_json else None
         return {
             **FULL,
             "temperature": temperature,
-            "max_tokens": 48,
+            "max_tokens": bench.options.identity_tokens,
             "logprobs": 1,
             "structured_outputs": constraint,
         }
@@ -360,6 +360,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--schemas", type=int, default=100)
     parser.add_argument("--prompts", type=int, default=64, help="of the part `identity`")
+    parser.add_argument("--identity-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--hurt-tokens", type=int, default=48)
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
