@@ -15,6 +15,7 @@ from decodex.grammar.ebnf import Rules, is_ebnf, parse_ebnf
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.forms import Json, LarkText, WholeText
 from decodex.grammar.inline import inlined
+from decodex.grammar.iteration import iterated
 from decodex.grammar.lark import check_lark, is_lark
 from decodex.grammar.limits import check_text
 from decodex.grammar.regexes import parse_regex
@@ -65,7 +66,7 @@ def _plan_json(constraint: Constraint, text: str) -> Plan:
 
 def _plan_grammar(constraint: Constraint) -> Plan:
     if is_ebnf(constraint.text):
-        rules = parse_ebnf(constraint.text)
+        rules = iterated(parse_ebnf(constraint.text))
         backend = _named(constraint, "llguidance")
         if backend == "xgrammar":
             return Plan(constraint, backend, rules)

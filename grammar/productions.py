@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from decodex.grammar.ebnf import parse_ebnf
+from decodex.grammar.iteration import iterated
 from decodex.grammar.pattern import Chars, Choice, Concat, Pattern, Repeat, Rule, Text
 
 __all__ = ["productions_of"]
@@ -18,7 +19,7 @@ Symbol = int | list[list[int]]
 
 def productions_of(text: str) -> list[Any]:
     """Of a grammar in EBNF; ConstraintError where it is none."""
-    rules = dict(parse_ebnf(text).rules)
+    rules = dict(iterated(parse_ebnf(text)).rules)  # or ambiguous ones would take the check too long
     names = ["root", *(name for name in rules if name != "root")]
     maker = _Maker({name: number for number, name in enumerate(names)})
     for number, name in enumerate(names):

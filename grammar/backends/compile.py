@@ -12,6 +12,7 @@ from decodex.grammar.matcher import CompiledGrammar
 from decodex.grammar.pattern import is_nullable, to_rust, without_empty
 from decodex.grammar.plan import Plan
 from decodex.grammar.tag_lark import print_tags
+from decodex.grammar.trial import try_out
 from decodex.grammar.vocabulary import GrammarVocabulary
 
 __all__ = ["assemble", "compile_here", "compile_saved", "is_risky", "warm"]
@@ -85,7 +86,11 @@ def _compile_llguidance(plan: Plan, vocabulary: GrammarVocabulary) -> CompiledGr
         text = form.text
     else:
         raise AssertionError(f"{type(form).__name__} is not a whole output")
-    return llguidance.compile_lark(text, plan.constraint, vocabulary, markers)
+    if not isinstance(form, Rules | LarkText):
+        return llguidance.compile_lark(text, plan.constraint, vocabulary, markers)
+    grammar = llguidance.compile_lark(text, plan.constraint, vocabulary, is_bounded=True)
+    try_out(grammar, vocabulary)
+    return grammar
 
 
 def _ebnf(plan: Plan) -> str:

@@ -26,6 +26,7 @@ MAX_WHITESPACE = 40  # characters in a run of "flexible" whitespace
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "flexible": (",", ":")}
 _BYTES_PER_CHARACTER = 60  # of a compiled grammar, measured by evals/maskbench
 _FIRST_BYTES = 200_000
+_MAX_ITEMS = 20_000  # of a parser for one mask: a quarter of a second where grammars are ambiguous
 
 
 class _Encoder:
@@ -83,22 +84,34 @@ def compile_json(
     schema: Any, whitespace: str, constraint: Constraint, vocabulary: GrammarVocabulary
 ) -> LlguidanceGrammar:
     """Compile a JSON schema by itself: a millisecond faster than inside a Lark grammar."""
-    return _compile({"json_schema": json_with_options(schema, whitespace)}, constraint, vocabulary, frozenset())
+    grammar = {"json_schema": json_with_options(schema, whitespace)}
+    limits = llguidance.LLParserLimits(verbose_errors=False)
+    return _compile(grammar, constraint, vocabulary, frozenset(), limits)
 
 
 def compile_lark(
-    text: str, constraint: Constraint, vocabulary: GrammarVocabulary, markers: frozenset[int] = frozenset()
+    text: str,
+    constraint: Constraint,
+    vocabulary: GrammarVocabulary,
+    markers: frozenset[int] = frozenset(),
+    *,
+    is_bounded: bool = False,
 ) -> LlguidanceGrammar:
-    """Compile a Lark grammar. markers: special tokens that are legal where it names them."""
+    """Compile a Lark grammar. markers: special tokens that are legal where it names them; is_bounded: somebody else's
+    grammar, so a single mask is kept from taking long."""
     grammar = {"lark_grammar": f'%llguidance {{"no_forcing": true}}\n{text}'}
-    return _compile(grammar, constraint, vocabulary, markers)
+    limits = llguidance.LLParserLimits(verbose_errors=False, step_max_items=_MAX_ITEMS if is_bounded else None)
+    return _compile(grammar, constraint, vocabulary, markers, limits)
 
 
 def _compile(
-    grammar: dict[str, Any], constraint: Constraint, vocabulary: GrammarVocabulary, markers: frozenset[int]
+    grammar: dict[str, Any],
+    constraint: Constraint,
+    vocabulary: GrammarVocabulary,
+    markers: frozenset[int],
+    limits: llguidance.LLParserLimits,
 ) -> LlguidanceGrammar:
     text = json.dumps({"grammars": [grammar]})
-    limits = llguidance.LLParserLimits(verbose_errors=False)
     inner = llguidance.LLMatcher(tokenizer_of(vocabulary), text, log_level=0, limits=limits)
     if inner.is_error():
         raise ConstraintError(_first_line(inner.get_error()))

@@ -15,6 +15,7 @@ from decodex.errors import ModelError
 from decodex.grammar.backends.compile import compile_here
 from decodex.grammar.budget import BudgetSteering
 from decodex.grammar.constraint import Constraint
+from decodex.grammar.errors import ConstraintError
 from decodex.grammar.forms import Json
 from decodex.grammar.matcher import Matcher
 from decodex.grammar.plan import Plan, plan_of
@@ -118,3 +119,13 @@ def test_a_worst_model_finishes_within_the_budget(vocabulary: GrammarVocabulary,
         text = walk(steering, vocabulary, choose, max_tokens)
         assert steering.is_accepting
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+LARK = "start: a\na: {}\nCH: /[ -~]/\n"
+
+
+@pytest.mark.parametrize("body", ["a a | CH", "a a a | a a | CH", "CH? CH? CH? a | CH", 'a a | "a"'])
+def test_a_grammar_that_gets_slower_with_every_token_is_refused(vocabulary: GrammarVocabulary, body: str) -> None:
+    with pytest.raises(ConstraintError, match="too ambiguous"):
+        compile_here(plan_of(Constraint("grammar", LARK.format(body))), vocabulary)
+    compile_here(plan_of(Constraint("grammar", LARK.format(f'"(" a ")" | CH{"+"}'))), vocabulary)
