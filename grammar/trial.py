@@ -14,7 +14,7 @@ __all__ = ["try_out"]
 _MAX_TOKENS = 200  # of one walk
 _MAX_SLOW = 3  # tokens that may take long, for a lexer is built on the way
 _SLOW_SECONDS = 0.025  # of the thread's own time for one token: its mask and its acceptance
-_TRIAL_SECONDS = 0.3  # of one walk
+_TRIAL_SECONDS = 0.5  # of one walk
 _SAMPLED = 16
 
 

@@ -26,6 +26,8 @@ MAX_WHITESPACE = 40  # characters in a run of "flexible" whitespace
 SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "flexible": (",", ":")}
 _BYTES_PER_CHARACTER = 60  # of a compiled grammar, measured by evals/maskbench
 _FIRST_BYTES = 200_000
+_MAX_ROW_ITEMS = 20_000  # four for each optional property of an object
+_MAX_JSON_ITEMS = 200_000  # for one mask of a JSON schema, which is never ambiguous
 _MAX_ITEMS = 20_000  # of a parser for one mask: a quarter of a second where grammars are ambiguous
 
 
@@ -85,7 +87,9 @@ def compile_json(
 ) -> LlguidanceGrammar:
     """Compile a JSON schema by itself: a millisecond faster than inside a Lark grammar."""
     grammar = {"json_schema": json_with_options(schema, whitespace)}
-    limits = llguidance.LLParserLimits(verbose_errors=False)
+    limits = llguidance.LLParserLimits(
+        verbose_errors=False, max_items_in_row=_MAX_ROW_ITEMS, step_max_items=_MAX_JSON_ITEMS
+    )
     return _compile(grammar, constraint, vocabulary, frozenset(), limits)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["object_cells"]
 
 _STRING_LEAVES = {"minLength", "maxLength", "pattern"}
+MAX_OPTIONAL = 2_000  # properties of one object: a parser looks at each of them after every comma
 MAX_CHOICES = 64  # alternatives that a count of properties may be written out as
 
 
@@ -31,6 +32,9 @@ def object_cells(conj: Conjunction, solver: Solver) -> list[Cell]:
     if conj.has:
         return [cell for one in _having(conj, solver) for cell in object_cells(one, solver)]
     cell = _merged(conj, solver)
+    if (num_optional := len(cell.names) - len(cell.required)) > MAX_OPTIONAL:
+        reason = f"an object has {num_optional:,} optional properties, at most {MAX_OPTIONAL:,} are allowed"
+        raise ConstraintError(reason, keyword="properties")
     if any(solver.is_empty(cell.names[name]) for name in cell.required):
         return []
     return _counted(cell, conj, solver)

@@ -8,11 +8,13 @@ import random
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from toy_grammars import VOCABULARY, accepts, check_finite, compiled
 
 from decodex.grammar.backends.compile import compile_here
 from decodex.grammar.constraint import Constraint
+from decodex.grammar.errors import ConstraintError
 from decodex.grammar.forms import Json
 from decodex.grammar.matcher import CompiledGrammar
 from decodex.grammar.plan import Plan
@@ -110,3 +112,23 @@ def test_a_finished_object_is_terminated() -> None:
         assert all(matcher.accept(token) for token in VOCABULARY.encode("{}"))
         assert matcher.is_terminated
         assert not matcher.accept(VOCABULARY.tokens.index(b" "))
+
+
+def test_objects_with_very_many_properties() -> None:
+    names = [f"p{i}" for i in range(1200)]
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
+    for other in (True, False):
+        grammar = compiled("json", json.dumps({**schema, "additionalProperties": other}))
+        for chosen in ([], names[:1], names[-1:], [names[5], names[900]], names[:40]):
+            value = dict.fromkeys(chosen, 1)
+            text = spelt(value, "spaced")
+            matcher = grammar.matcher()
+            for byte in text.encode():
+                matcher.fill(np.zeros(VOCABULARY.num_words, dtype=np.int32))
+                assert matcher.accept(VOCABULARY.tokens.index(bytes([byte])))
+            assert matcher.is_accepting
+        assert not accepts(grammar, '{"p900": 1, "p5": 1}')
+    many = {"items": {"properties": {f"p{i}": {} for i in range(2001)}}}
+    with pytest.raises(ConstraintError, match="2,001 optional") as refusal:
+        compiled("json", json.dumps(many))
+    assert (refusal.value.path, refusal.value.keyword) == ("$.items", "properties")
