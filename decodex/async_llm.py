@@ -161,7 +161,11 @@ class AsyncLLM:
         cancelled = threading.Event()
         work = functools.partial(admit, prompt, params, cancelled=cancelled)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._compiling, work)
+            admission = asyncio.get_running_loop().run_in_executor(self._compiling, work)
+        except RuntimeError:  # no more work is taken
+            raise self.failure or EngineError("the engine was shut down") from None
+        try:
+            return await admission
         except asyncio.CancelledError:
             cancelled.set()
             raise

@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json as json_text
+import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, ClassVar
 
 from decodex.checks import Flag, OneOf
@@ -19,6 +21,8 @@ from decodex.grammar.constraint import BACKENDS, KINDS, WHITESPACE, Constraint, 
 __all__ = ["FIELD", "StructuredOutputs", "StructuredOutputsParams", "read_output"]
 
 FIELD = "structured_outputs"
+_MAX_DIGITS = 4_000  # of a whole number that is read as Python reads it
+_LONG = re.compile(rf"[0-9]{{{_MAX_DIGITS}}}")
 
 
 def is_schema_class(value: Any) -> bool:
@@ -41,16 +45,44 @@ def read_output(schema: Any, text: str) -> Any:
 
     Raises what the class's own validators raise.
     """
-    return _adapter(schema).validate_json(text) if is_schema_class(schema) else json_text.loads(text)
+    if not is_schema_class(schema):
+        return json_text.loads(text, parse_int=_whole)
+    if _LONG.search(text):  # pydantic's reader stops there too
+        return _adapter(schema).validate_python(json_text.loads(text, parse_int=_whole))
+    return _adapter(schema).validate_json(text)
+
+
+def _whole(digits: str) -> int:
+    """A whole number of any length: Python's own reading stops at 4,300 digits."""
+    return int(digits) if len(digits) < _MAX_DIGITS else int(Decimal(digits))
 
 
 def _as_json(field: str, value: Any) -> str:
     try:
         text = json_text.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        hint = "objects and lists inside each other: 64 levels are allowed"
+        raise RequestError(field, value, "a value that is not nested as deeply", hint) from None
+    except UnicodeEncodeError:
+        raise RequestError(field, value, "text without lone surrogates", _place_of_surrogate(value, "$")) from None
+    except (TypeError, ValueError) as error:
         raise RequestError(field, value, "values that JSON has", f"{type(error).__name__}: {error}") from None
     return text
+
+
+def _place_of_surrogate(value: Any, path: str) -> str:
+    """The JSON path of the first text that no encoding has."""
+    if isinstance(value, str):
+        return path if any(0xD800 <= ord(c) <= 0xDFFF for c in value) else ""
+    items = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    )
+    for key, item in items:
+        inner = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}"
+        if found := _place_of_surrogate(key, path) or _place_of_surrogate(item, inner):
+            return found.encode("utf-8", "backslashreplace").decode()
+    return ""
 
 
 def _text(field: str, value: Any, expected: str) -> str:
@@ -115,21 +147,23 @@ def _close(schema: Any) -> None:
 
 
 class Text:
-    """A text that is not empty."""
+    """A text that is not empty, unless may_be_empty."""
 
     off = (None,)
 
-    def __init__(self, expected: str) -> None:
-        self.expected = expected
+    def __init__(self, expected: str, *, may_be_empty: bool = False) -> None:
+        self.expected, self.may_be_empty = expected, may_be_empty
 
     def __call__(self, field: str, value: Any) -> str | None:
-        return None if value is None else _text(field, value, self.expected)
+        if value is None:
+            return None
+        return "" if self.may_be_empty and value == "" else _text(field, value, self.expected)
 
 
 class Choices:
-    """Texts, each once."""
+    """Texts; what stands there twice counts once."""
 
-    expected = "a list of different texts"
+    expected = "a list of texts"
     off = (None,)
 
     def __call__(self, field: str, value: Any) -> tuple[str, ...] | None:
@@ -175,7 +209,9 @@ class StructuredOutputsParams:
     )
     json_object: bool = option(default=False, help="the output is any JSON object", check=Flag())
     regex: str | None = option(
-        default=None, help="regular expression that the whole output matches", check=Text("a regular expression")
+        default=None,
+        help="regular expression that the whole output matches",
+        check=Text("a regular expression", may_be_empty=True),
     )
     choice: tuple[str, ...] | list[str] | None = option(
         default=None, help="the output is one of these texts", metavar="TEXT", check=Choices()

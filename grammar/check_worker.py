@@ -280,6 +280,7 @@ def _end_with(parent: int) -> None:
 def main() -> None:
     """Answer line by line until the connection closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    sys.set_int_max_str_digits(0)  # the time limit bounds them
     _limit_memory()
     threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     replies = os.fdopen(os.dup(1), "wb", buffering=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -20,9 +21,12 @@ import typing_extensions
 from fakes import ByteTokenizer, FakeModel, Guesser, RandomProposer, TextTokenizer, hash_logits, make_engine
 
 from decodex import LLM, AsyncLLM, RequestError, SamplingParams, StructuredOutputsParams, functional
+from decodex.cli.flags import Parser
+from decodex.cli.loading import add_sampling_flags, sampling_params
 from decodex.definition import options_of
 from decodex.errors import EngineError
 from decodex.grammar.errors import MatcherError
+from decodex.structured_outputs import read_output
 
 V = 257
 EOS = 256
@@ -344,7 +348,6 @@ class Broken(pydantic.BaseModel):
         ({"json_object": "yes"}, "structured_outputs.json_object", "true or false"),
         ({"json_object": False}, "structured_outputs", "exactly one"),
         ({"regex": 3}, "structured_outputs.regex", "a regular expression"),
-        ({"regex": ""}, "structured_outputs.regex", "a regular expression"),
         ({"choice": []}, "structured_outputs.choice", "at least one text"),
         ({"choice": "yes"}, "structured_outputs.choice", "at least one text"),
         ({"choice": ["a", 1]}, "structured_outputs.choice[1]", "a text"),
@@ -715,3 +718,60 @@ def test_the_check_can_be_switched_off():
     engine = byte_engine(check_outputs=False)
     [output] = run(engine, ([1], params_of({"choice": ["yes"]})))
     assert (output.outputs[0].finish_reason, output.outputs[0].check) == ("stop", None)
+
+
+@pytest.mark.parametrize("digits", ["7", "1" * 5000, "-" + "9" * 4000])
+def test_whole_numbers_of_any_length_are_read(digits):
+    value = functools.reduce(lambda found, digit: 10 * found + int(digit), digits.lstrip("-"), 0)
+    value = -value if digits[0] == "-" else value
+    assert read_output({}, f'{{"a": [{digits}]}}') == {"a": [value]}
+
+    class Account(pydantic.BaseModel):
+        number: int
+
+    assert read_output(Account, f'{{"number": {digits}}}') == Account.model_construct(number=value)
+
+
+def test_a_value_that_json_has_not_is_refused_with_its_place():
+    with pytest.raises(RequestError, match=r"\$\.properties\.a\.const"):
+        StructuredOutputsParams(json={"properties": {"a": {"const": "\ud800"}}})
+    deep: dict = {}
+    for _ in range(5000):
+        deep = {"items": deep}
+    with pytest.raises(RequestError, match="64 levels"):
+        StructuredOutputsParams(json=deep)
+
+
+def test_the_empty_expression_and_a_choice_that_stands_there_twice():
+    llm = LLM.from_engine(byte_engine())
+    for wanted, text in (({"regex": ""}, ""), ({"choice": ["a", "a"]}, "a")):
+        [output] = llm.generate([[1]], SamplingParams(max_tokens=4, structured_outputs=wanted))
+        assert (output.outputs[0].text, output.outputs[0].finish_reason) == (text, "stop")
+
+
+def test_after_the_shutdown_a_constrained_request_is_refused_as_others_are():
+    async def main():
+        llm = AsyncLLM.from_engine(byte_engine())
+        llm.shutdown()
+        for params in (SamplingParams(max_tokens=2), SamplingParams(max_tokens=2, structured_outputs={"regex": "a"})):
+            with pytest.raises(EngineError, match="shut down"):
+                await llm.generate([1], params)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--json-schema", "missing.json"], "--json-schema.*no such file"),
+        (["--grammar", "missing.ebnf"], "--grammar.*no such file"),
+        (["--grammar-backend", "outlines"], "--grammar-backend"),
+        (["--json-whitespace", "compact"], "--json-whitespace"),
+        (["--finish-within-budget"], "--finish-within-budget"),
+    ],
+)
+def test_the_command_line_names_the_flag(flags, said):
+    parser = Parser()
+    add_sampling_flags(parser, {})
+    with pytest.raises(RequestError, match=said):
+        sampling_params(parser.parse_args(flags), {})

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from decodex.cli.flags import Parser, add_flags, given
 from decodex.config import EngineConfig
+from decodex.errors import RequestError
+from decodex.grammar.constraint import KINDS
 from decodex.params import SamplingParams
 from decodex.structured_outputs import StructuredOutputsParams
 
@@ -30,8 +32,28 @@ def sampling_params(arguments: argparse.Namespace, defaults: Mapping[str, Any]) 
     values = {**defaults, **given(arguments, SamplingParams)}
     constraint = given(arguments, StructuredOutputsParams)
     if constraint:
+        _check_constraint(constraint)
         values["structured_outputs"] = StructuredOutputsParams(**constraint)
     return SamplingParams(**values)
+
+
+def _check_constraint(constraint: Mapping[str, Any]) -> None:
+    """Refuse the name of a file that is not there, and flags that say how without one that says what."""
+    for kind, signs in (("json", "{[:"), ("grammar", ":"), ("structural_tag", "{")):
+        value = constraint.get(kind)
+        if isinstance(value, str) and value not in ("true", "false") and not set(value) & {*signs, "\n"}:
+            raise RequestError(
+                f"--{CONSTRAINT_FLAGS.get(kind, kind).replace('_', '-')}",
+                value,
+                "a file, or the text itself",
+                "no such file",
+            )
+    if not constraint.keys() & set(KINDS):
+        name = next(iter(constraint))
+        flag = f"--{CONSTRAINT_FLAGS.get(name, name).replace('_', '-')}"
+        raise RequestError(
+            flag, constraint[name], "a constraint beside it", "add --json-schema, --regex, --choice, ..."
+        )
 
 
 def add_engine_flags(parser: Parser, *, beside_sampling: bool = False) -> None:
