@@ -90,7 +90,23 @@ def compile_json(
     limits = llguidance.LLParserLimits(
         verbose_errors=False, max_items_in_row=_MAX_ROW_ITEMS, step_max_items=_MAX_JSON_ITEMS
     )
-    return _compile(grammar, constraint, vocabulary, frozenset(), limits)
+    try:
+        return _compile(grammar, constraint, vocabulary, frozenset(), limits)
+    except ConstraintError as error:
+        raise _json_refusal(error) from error
+
+
+def _json_refusal(error: ConstraintError) -> ConstraintError:
+    """The library's own words, short (it quotes regexes in full), and what they mean where that is known."""
+    if error.path or error.keyword:
+        return error
+    if "Regex is empty" in error.reason:
+        reason = "no text has this pattern or format and this length"
+        return ConstraintError(reason, path="$", keyword="pattern")
+    known, found, rest = error.reason.partition("Unsatisfiable schema: ")
+    if found and not known:
+        return ConstraintError(f"no value satisfies the schema: {rest:.120}", path="$")
+    return ConstraintError(f"llguidance can't take the schema: {error.reason:.120}", path="$")
 
 
 def compile_lark(

@@ -6,6 +6,7 @@ its type is impossible anyway, a refusal where it is not.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from decodex.grammar.schema.conjunction import FALSE
@@ -25,8 +26,13 @@ def _only(name: str, *parts: Part) -> list[Part]:
     return [("type", frozenset({name})), *parts]
 
 
+def _asked_by(node: Node) -> str:
+    """The keyword that a negation comes from: oneOf and if negate their schemas too."""
+    return (re.findall(r"\.(not|oneOf|if)\b", node.path) or ["not"])[-1]
+
+
 def _blocked(node: Node, name: str, keyword: str) -> Options:
-    error = refuse(node, "not", f"the negation of {keyword} is not supported")
+    error = refuse(node, _asked_by(node), f"the negation of {keyword} is not supported")
     return [_only(name, ("blocked", (name, error)))]
 
 
@@ -88,7 +94,7 @@ def _fails_one(lits: list[Lit], node: Node) -> Options:
 
 
 def _fails_regexes(regexes: tuple[str, ...], node: Node) -> Options:
-    error = refuse(node, "not", "the negation of a pattern or format is not supported")
+    error = refuse(node, _asked_by(node), "the negation of a pattern or format is not supported")
     return [_only("string", ("not_regex", (regex, error))) for regex in regexes]
 
 

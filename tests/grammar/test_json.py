@@ -132,3 +132,13 @@ def test_objects_with_very_many_properties() -> None:
     with pytest.raises(ConstraintError, match="2,001 optional") as refusal:
         compiled("json", json.dumps(many))
     assert (refusal.value.path, refusal.value.keyword) == ("$.items", "properties")
+
+
+def test_a_refusal_of_the_library_is_short_and_has_a_place() -> None:
+    date = {"type": "string", "format": "date", "maxLength": 5}
+    with pytest.raises(ConstraintError, match="no text has this pattern or format and this length") as refusal:
+        compiled("json", json.dumps(date))
+    assert (refusal.value.path, refusal.value.keyword) == ("$", "pattern")
+    with pytest.raises(ConstraintError, match="no value satisfies the schema: required property 'd'") as refusal:
+        compiled("json", json.dumps({"properties": {"d": date}, "required": ["d"], "type": "object"}))
+    assert refusal.value.path == "$"

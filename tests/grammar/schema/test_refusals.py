@@ -70,6 +70,13 @@ BAD: list[tuple[str, str, str, str]] = [
     ('{"$schema": "http://example.com/mine"}', "$", "$schema", "not known"),
     ('{"type": "string", "format": "hostname"}', "$", "format", "not supported"),
     ('{"type": "string", "not": {"pattern": "a"}}', "$.not", "not", "not supported"),
+    (
+        '{"oneOf": [{"type": "integer", "maximum": 5}, {"type": "integer", "minimum": 3}]}',
+        "$.oneOf[1]",
+        "oneOf",
+        "not supported",
+    ),
+    ('{"if": {"type": "string", "pattern": "a"}, "else": {"type": "string"}}', "$.if", "if", "not supported"),
     ('{"type": "array", "uniqueItems": true}', "$", "uniqueItems", "not supported"),
     ('{"type": "array", "contains": {"type": "integer"}}', "$", "contains", "not supported"),
     ('{"type": "object", "minProperties": 2}', "$", "minProperties", "repeat"),
