@@ -28,7 +28,8 @@ def _only(name: str, *parts: Part) -> list[Part]:
 
 def _asked_by(node: Node) -> str:
     """The keyword that a negation comes from: oneOf and if negate their schemas too."""
-    return (re.findall(r"\.(not|oneOf|if)\b", node.path) or ["not"])[-1]
+    found: list[str] = re.findall(r"\.(not|oneOf|if)\b", node.path)
+    return found[-1] if found else "not"
 
 
 def _blocked(node: Node, name: str, keyword: str) -> Options:

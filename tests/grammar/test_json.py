@@ -115,11 +115,11 @@ def test_a_finished_object_is_terminated() -> None:
 
 
 def test_objects_with_very_many_properties() -> None:
-    names = [f"p{i}" for i in range(1200)]
+    names = [f"p{i}" for i in range(700)]
     schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
     for other in (True, False):
         grammar = compiled("json", json.dumps({**schema, "additionalProperties": other}))
-        for chosen in ([], names[:1], names[-1:], [names[5], names[900]], names[:40]):
+        for chosen in ([], names[:1], names[-1:], [names[5], names[600]]):
             value = dict.fromkeys(chosen, 1)
             text = spelt(value, "spaced")
             matcher = grammar.matcher()
@@ -127,7 +127,7 @@ def test_objects_with_very_many_properties() -> None:
                 matcher.fill(np.zeros(VOCABULARY.num_words, dtype=np.int32))
                 assert matcher.accept(VOCABULARY.tokens.index(bytes([byte])))
             assert matcher.is_accepting
-        assert not accepts(grammar, '{"p900": 1, "p5": 1}')
+        assert not accepts(grammar, '{"p600": 1, "p5": 1}')
     many = {"items": {"properties": {f"p{i}": {} for i in range(2001)}}}
     with pytest.raises(ConstraintError, match="2,001 optional") as refusal:
         compiled("json", json.dumps(many))
