@@ -31,6 +31,7 @@ __all__ = ["Admission", "Prompt"]
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
+PREDICTED_CHARACTERS = 16  # of a prediction's text for each token that an output can have
 DRAWN_SEED_BITS = 53  # exact in JSON
 
 
@@ -119,10 +120,13 @@ class Admission:
             feature.check(params)
 
     def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
-        wanted = params.prediction
+        """As far as an output can reach."""
+        wanted, limit = params.prediction, self._config.max_model_len
         if isinstance(wanted, str):
-            return tuple(self._tokenizer.encode(wanted, add_special_tokens=False))
-        return tuple(self._check_token(f"prediction[{i}]", token) for i, token in enumerate(wanted or ()))
+            return tuple(
+                self._tokenizer.encode(wanted[: limit * PREDICTED_CHARACTERS], add_special_tokens=False)[:limit]
+            )
+        return tuple(self._check_token(f"prediction[{i}]", token) for i, token in enumerate((wanted or ())[:limit]))
 
     def _seed(self, params: SamplingParams) -> int:
         if params.seed is not None:

@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 NUM_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 REPEATS = 3
+CHECKED_ROWS = (1, 8)  # at each start: a profile that was taken on a busy machine is taken again
+SLOW = 1.3
 CONTEXT = 64  # tokens before each row
 STEP_SECONDS = 5e-4  # of scheduling, sampling and text in a step,
 ROW_SECONDS = 6e-5  # and for each of its rows
@@ -34,7 +36,7 @@ def step_costs(model: CausalLM, fingerprint: str, device: torch.device) -> CostM
     path = cache_dir() / "costs" / name
     try:
         points = {int(rows): float(seconds) for rows, seconds in json.loads(path.read_text("utf-8")).items()}
-        if sorted(points) == list(NUM_ROWS):
+        if sorted(points) == list(NUM_ROWS) and not _is_slow(points, model, device):
             return CostModel.profiled(points)
     except (OSError, ValueError, AttributeError):  # absent or damaged: measured again
         pass
@@ -49,16 +51,22 @@ def step_costs(model: CausalLM, fingerprint: str, device: torch.device) -> CostM
     return CostModel.profiled(points)
 
 
-def measured(model: CausalLM, device: torch.device) -> Mapping[int, float]:
+def _is_slow(points: Mapping[int, float], model: CausalLM, device: torch.device) -> bool:
+    """Whether the machine was busy with something else when these were measured."""
+    now = measured(model, device, CHECKED_ROWS)
+    return any(points[rows] > SLOW * now[rows] for rows in CHECKED_ROWS)
+
+
+def measured(model: CausalLM, device: torch.device, num_rows: Sequence[int] = NUM_ROWS) -> Mapping[int, float]:
     """Seconds of a step by rows; the least of a few runs, by turns."""
     blocks = -(-(CONTEXT + 1) // 16)
-    kv = KVCache(model.kv_spec, max(NUM_ROWS) * blocks, 16, device)
+    kv = KVCache(model.kv_spec, max(num_rows) * blocks, 16, device)
     for cache in (*kv.k, *kv.v):
         cache.zero_()
-    batches = {rows: flat_batch([(i, [1], CONTEXT) for i in range(rows)], blocks, 16, device) for rows in NUM_ROWS}
+    batches = {rows: flat_batch([(i, [1], CONTEXT) for i in range(rows)], blocks, 16, device) for rows in num_rows}
     wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    best = dict.fromkeys(NUM_ROWS, float("inf"))
-    model.forward(batches[1], kv)
+    best = dict.fromkeys(num_rows, float("inf"))
+    model.forward(batches[num_rows[0]], kv)
     for _ in range(REPEATS):
         for rows, batch in batches.items():
             wait()

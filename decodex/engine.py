@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import torch
 
@@ -73,7 +74,8 @@ def _drafter(
     wanted = config.speculative_config
     if not isinstance(wanted, SpeculativeConfig) or wanted.with_weights is None or wanted.model is None:
         return None
-    return load_drafter(wanted.with_weights, wanted.model, model, tokenizer, device)
+    layer_ids: Any = wanted.layer_ids
+    return load_drafter(wanted.with_weights, wanted.model, model, tokenizer, device, layer_ids=layer_ids)
 
 
 class Engine:
@@ -101,7 +103,9 @@ class Engine:
         processors = [bind(processor) for processor in config.logits_processors]
         features = build_features(vocabulary, processors, device)
         self.grammars = Grammars(vocabulary)
-        speculative = config.speculative_config if proposer is None else CUSTOM
+        speculative = config.speculative_config
+        if proposer is not None and speculative is not False:
+            speculative = CUSTOM
         self.admission = Admission(
             self.config, tokenizer, model.vocab_size, features, self.grammars, processors, speculative
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import operator
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class Speculation:
         }
         self._with_weights = with_weights
         self._custom = custom
+        self._num_failures = 0  # of the custom proposer
         self._control: Control | None = None
         self._scheduler = scheduler
         self._chooser = chooser
@@ -135,7 +137,8 @@ class Speculation:
             metrics = entry.seq.request.metrics.speculation
             if metrics is None:
                 continue
-            _count(metrics, entry.draft, len(tokens), accepted)
+            num_kept = len(entry.seq.token_ids) - (entry.start + entry.num_tokens)  # an end throws the rest away
+            _count(metrics, entry.draft, num_kept, accepted[:num_kept])
             if self._control is not None:
                 key = _key(entry.seq)
                 self._control.observe(key, self._proposed.pop(key, None), tokens)
@@ -147,9 +150,14 @@ class Speculation:
         key = _key(seq)
         if self._corpus is not None and seq.completion.finish_reason in ("stop", "length"):
             self._corpus.add(seq.completion.token_ids)
-        for proposer in (*self._proposers.values(), self._custom, self._with_weights):
+        for proposer in (*self._proposers.values(), self._with_weights):
             if proposer is not None:
                 proposer.forget(key)
+        if self._custom is not None:
+            try:
+                self._custom.forget(key)
+            except Exception as error:
+                self._note_failure(error)
         self._proposed.pop(key, None)
         if self._control is not None:
             self._control.forget(key)
@@ -207,18 +215,29 @@ class Speculation:
         """Of a proposer that is not ours: what it gets wrong costs speed, and no request its answer."""
         assert self._custom is not None
         try:
-            drafts = self._custom.propose(views)
+            # copies: the token lists are the sequences' own
+            drafts = self._custom.propose([dataclasses.replace(v, token_ids=tuple(v.token_ids)) for v in views])
             if len(drafts) != len(views):
                 raise ValueError(f"{len(drafts)} drafts for {len(views)} views")
-            return [None if draft is None else self._within_vocabulary(draft) for draft in drafts]
-        except Exception:
-            logger.exception("the proposer %s failed: no drafts in this step", type(self._custom).__name__)
+            return [None if draft is None else self._checked(draft) for draft in drafts]
+        except Exception as error:
+            self._note_failure(error)
             return [None] * len(views)
 
-    def _within_vocabulary(self, draft: Draft) -> Draft | None:
-        if all(0 <= token < self._chooser.vocab_size for token in draft.token_ids):
-            return draft
-        raise ValueError(f"token ids outside 0..{self._chooser.vocab_size - 1}: {draft.token_ids}")
+    def _note_failure(self, error: Exception) -> None:
+        """The first one with where it came from, the others for those who debug."""
+        level, self._num_failures = logging.DEBUG if self._num_failures else logging.ERROR, self._num_failures + 1
+        logger.log(level, "the proposer %s failed: no drafts in this step", type(self._custom).__name__, exc_info=error)
+
+    def _checked(self, draft: Draft) -> Draft | None:
+        """A draft of ids in the vocabulary, whose nodes say who proposed them."""
+        if not isinstance(draft, Draft):
+            raise TypeError(f"expected a Draft, got {type(draft).__name__}")
+        tokens, parents = tuple(map(operator.index, draft.token_ids)), tuple(map(operator.index, draft.parents))
+        if not all(0 <= token < self._chooser.vocab_size for token in tokens):
+            raise ValueError(f"token ids: expected 0..{self._chooser.vocab_size - 1}, got {min(tokens)}..{max(tokens)}")
+        sources = tuple(map(str, draft.sources)) or (str(getattr(self._custom, "name", "custom")),) * len(tokens)
+        return dataclasses.replace(draft, token_ids=tokens, parents=parents, sources=sources)
 
     def _ask_model(self, asked: Sequence[_Asked], is_coupled: bool, forward: ForwardOutput) -> None:
         """Ask the method with weights; it also brings its KV up to date for those that have a draft."""

@@ -5,6 +5,7 @@ Keys are those of vLLM's speculative config where both have them, plus `tree`, `
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -133,7 +134,7 @@ class SpeculativeConfig:
 
     layer_ids: str = option(
         default="auto",
-        help="what an EAGLE-3 config's eagle_aux_hidden_state_layer_ids count: outputs of layers, or inputs (one more); "
+        help="what eagle_aux_hidden_state_layer_ids of an EAGLE-3 head counts: outputs of layers, or inputs (one more); "
         "auto: inputs at the top level of a speculators checkpoint, outputs elsewhere",
         choices=("auto", "output", "input"),
         check=OneOf(("auto", "output", "input")),
@@ -164,7 +165,8 @@ class SpeculativeConfig:
         if self.with_weights is not None and self.model is None:
             raise RequestError("model", None, f"the checkpoint of the {self.with_weights}")
         if self.with_weights is None and self.model is not None:
-            raise RequestError("model", self.model, f"to be absent beside method={self.method!r}")
+            named = f"one of {', '.join(WITH_WEIGHTS)} as the method beside it"
+            raise RequestError("model", self.model, named)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -267,9 +269,16 @@ class Prediction:
     off = (None, "", ())
 
     def __call__(self, field: str, value: Any) -> str | tuple[int, ...] | None:
-        if value is None or isinstance(value, str):
-            return value or None
-        return TokenIds(absent=None)(field, value)
+        if isinstance(value, Mapping) and value.get("type") == "content":  # OpenAI's spelling
+            value = value.get("content")
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise RequestError(field, value, "text without lone surrogates") from None
+        elif value is not None and (isinstance(value, (bytes, Mapping)) or not isinstance(value, Sequence)):
+            raise RequestError(field, value, "text or a list of token ids")
+        return (value or None) if value is None or isinstance(value, str) else TokenIds(absent=None)(field, value)
 
 
 def _with_model(field: str, wanted: Any, model: str | None) -> SpeculativeConfig:
@@ -300,13 +309,28 @@ def speculation_of(
     """
     if wanted is False or (wanted is None and engine is False):
         return None  # a prediction is a hint, and no promise of speed
-    if wanted is None and engine is None:
-        return None if prediction is None else SpeculativeConfig()
+    if wanted is None and engine is None and prediction is None:
+        return None
+    config = _laid_over(wanted, engine)
+    if prediction is None or "prediction" in config.methods or engine is CUSTOM:
+        return config
+    methods = [name for name in config.methods if name != "forced"]
+    cascade = (*(["forced"] if "forced" in config.methods else []), "prediction", *methods)
+    return dataclasses.replace(config, method="cascade", cascade=cascade)
+
+
+def _laid_over(wanted: Any, engine: SpeculativeConfig | bool | None) -> SpeculativeConfig:
+    """A request's wish over the engine's config."""
     if engine is False:
         raise RequestError(FIELD, wanted, "None or false", "the engine has speculation switched off")
     base = engine if isinstance(engine, SpeculativeConfig) else None
     if wanted is None or wanted is True:
         return base or SpeculativeConfig()
+    if engine is CUSTOM and not isinstance(wanted, SpeculativeConfig):
+        for name in ("method", "cascade"):
+            if name in wanted:
+                hint = "this engine asks a proposer of its own"
+                raise RequestError(f"{FIELD}.{name}", wanted[name], "to be absent here", hint)
     if isinstance(wanted, SpeculativeConfig):
         config = wanted
     elif base is not None and "method" not in wanted and "cascade" not in wanted:

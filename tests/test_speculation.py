@@ -1,0 +1,153 @@
+"""Requests' own speculation, proposers that are not ours, and the metrics."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import FakeModel, Guesser, RandomProposer, expected_tokens, make_engine
+from properties.every_field import AnyText, run, text_engine
+
+from decodex import RequestError, SamplingParams
+from decodex.spec.draft import Draft
+
+PROMPT = [1, 2, 3, 1, 2]
+PARAMS = SamplingParams(temperature=0, seed=1, max_tokens=12, ignore_eos=True)
+
+
+def admitted(engine, **params):
+    return engine.admission.admit(PROMPT, SamplingParams(seed=1, max_tokens=4, **params))
+
+
+def methods_of(engine, **params):
+    config = admitted(engine, **params).speculation
+    return None if config is None else config.methods
+
+
+class TestWhoIsAsked:
+    def test_nobody_without_a_wish(self):
+        assert methods_of(text_engine()) is None
+        assert methods_of(text_engine(speculative_config={"method": "ngram"}), speculative=False) is None
+        assert methods_of(text_engine(speculative_config=False), prediction="ab") is None
+
+    def test_the_engines_config_is_laid_under(self):
+        engine = text_engine(speculative_config={"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1})
+        config = admitted(engine, speculative={"num_speculative_tokens": 2}).speculation
+        assert (config.method, config.prompt_lookup_max, config.max_depth) == ("ngram", 3, 2)
+        config = admitted(engine, speculative={"method": "suffix"}).speculation
+        assert (config.method, config.prompt_lookup_max) == ("suffix", 4)
+
+    @pytest.mark.parametrize("config", [None, {"method": "ngram"}, {"cascade": ["forced", "suffix"]}])
+    def test_a_prediction_is_always_looked_at(self, config):
+        engine = text_engine(speculative_config=config)
+        asked = methods_of(engine, prediction="abc")
+        assert "prediction" in asked
+        assert set(asked) >= set((config or {}).get("cascade", [(config or {}).get("method", "forced")]))
+        assert asked[0] == ("forced" if "forced" in asked else "prediction")
+
+    @pytest.mark.parametrize(
+        ("config", "wanted", "field"),
+        [
+            (False, True, "speculative"),
+            (None, {"method": "eagle3"}, "speculative.method"),
+            (None, {"metod": "suffix"}, "speculative.metod"),
+            (None, {"model": "x"}, "speculative.model"),
+            (None, {"method": "suffix", "verification": "block", "tree": [2]}, "speculative.tree"),
+            (None, {"prompt_lookup_min": 5}, "speculative.prompt_lookup_min"),
+            (None, {"cascade": ["suffix", "suffix"]}, "speculative.cascade"),
+            (None, {"tree": [16, 16]}, "speculative.tree"),
+            (None, {"suffix_corpus_mib": 1}, "speculative.suffix_corpus_mib"),
+            (None, 3, "speculative"),
+            (None, "{", "speculative"),
+        ],
+    )
+    def test_what_can_not_be_is_refused_by_field(self, config, wanted, field):
+        with pytest.raises(RequestError, match=rf"^{field}(\[\d\])?: got"):
+            admitted(text_engine(speculative_config=config), speculative=wanted)
+
+    @pytest.mark.parametrize("wanted", [5, b"x", "\ud800", {"type": "other"}, [99], [1.5], {1: 2}])
+    def test_a_prediction_is_text_or_ids(self, wanted):
+        with pytest.raises(RequestError, match=r"^prediction(\[\d\])?: got"):
+            admitted(text_engine(), prediction=wanted)
+
+    def test_openais_prediction(self):
+        request = admitted(text_engine(), prediction={"type": "content", "content": "abc"})
+        assert request.prediction == tuple(AnyText().encode("abc"))
+
+    def test_a_prediction_is_no_longer_than_an_output(self):
+        assert len(admitted(text_engine(), prediction="ab" * 10**6).prediction) == 32
+
+
+class Broken(Guesser):
+    """What a proposer may get wrong."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def propose(self, views):
+        return [self.one(view) for view in views][: 0 if self.what == "count" else None]
+
+    def one(self, view):
+        class Alike:
+            token_ids, parents = (1,), (-1,)
+
+            def __len__(self):
+                return 1
+
+        match self.what:
+            case "raises":
+                raise ArithmeticError("on purpose")
+            case "type":
+                return Alike()
+            case "parents":
+                return Draft((1, 2), (-1.0, 0.5))
+            case "ids":
+                return Draft.chain([1.5])
+            case "vocabulary":
+                return Draft.chain([10**6])
+            case "negative":
+                return Draft.chain([-1])
+            case "appends":
+                view.token_ids.append(7)
+        return Draft.chain([1])
+
+    def forget(self, key):
+        if self.what == "forget":
+            raise ArithmeticError("on purpose")
+
+
+BROKEN = ["raises", "type", "parents", "ids", "vocabulary", "negative", "appends", "forget", "count"]
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_proposer_costs_no_answer(what, caplog):
+    engine = make_engine(proposer=Broken(what))
+    outputs = run(engine, [(PROMPT, PARAMS), (PROMPT[1:], PARAMS)])
+    assert [o.outputs[0].token_ids for o in outputs] == [expected_tokens(p, PARAMS) for p in (PROMPT, PROMPT[1:])]
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1, "told once"
+    assert "Broken" in errors[0].message
+
+
+def test_an_engine_with_its_own_proposer_takes_no_other_methods():
+    engine = make_engine(proposer=RandomProposer(1))
+    with pytest.raises(RequestError, match=r"^speculative.method: got 'ngram'"):
+        engine.admission.admit(PROMPT, SamplingParams(speculative={"method": "ngram"}))
+    off = make_engine(proposer=RandomProposer(1), speculative_config=False)
+    assert run(off, [(PROMPT, PARAMS)])[0].metrics.speculation is None
+
+
+@pytest.mark.parametrize("chain", [True, False])
+@pytest.mark.parametrize("stop", [None, ["b"], ["cab", "ab"]])
+def test_the_metrics_add_up(chain, stop):
+    """Steps, tokens and drafts, also where an output ends within a draft."""
+    model = FakeModel()
+    engine = make_engine(model=model, tokenizer=AnyText(), proposer=RandomProposer(5, chain=chain))
+    outputs = run(engine, [(PROMPT, SamplingParams(seed=s, max_tokens=11, stop=stop, n=2)) for s in range(6)])
+    for output in outputs:
+        metrics = output.metrics.speculation
+        assert metrics.num_tokens == sum(len(choice.token_ids) for choice in output.outputs)
+        assert sum(metrics.accepted_at) == metrics.num_accepted == metrics.by_proposer.get("test", (0, 0))[1]
+        assert metrics.by_proposer.get("test", (0, 0))[0] == metrics.num_drafted
+        assert all(a <= d for a, d in zip(metrics.accepted_at, metrics.drafted_at, strict=True))
+        assert metrics.num_tokens - metrics.num_accepted <= metrics.num_steps <= metrics.num_tokens
+        if chain:
+            assert sum(metrics.drafted_at) == metrics.num_drafted
