@@ -134,8 +134,8 @@ class SpeculativeConfig:
 
     layer_ids: str = option(
         default="auto",
-        help="what eagle_aux_hidden_state_layer_ids of an EAGLE-3 head counts: outputs of layers, or inputs (one more); "
-        "auto: inputs at the top level of a speculators checkpoint, outputs elsewhere",
+        help="what eagle_aux_hidden_state_layer_ids of an EAGLE-3 head count: outputs of layers, or inputs (one more), "
+        "auto is inputs at the top level of a speculators checkpoint, outputs elsewhere",
         choices=("auto", "output", "input"),
         check=OneOf(("auto", "output", "input")),
     )
