@@ -106,7 +106,7 @@ def test_every_field_is_a_flag_of_generate() -> None:
         ("generate hi --max-num-seqs 0", "decodex generate: error: max_num_seqs: got 0, expected"),
         ("chat --n 2", "decodex chat: error: n: got 2, expected 1"),
         ("generate hi --regex a --choice b", "decodex generate: error: structured_outputs: got 'regex and choice'"),
-        ("generate hi --finish-within-budget", "decodex generate: error: structured_outputs: got 'no constraint'"),
+        ("generate hi --finish-within-budget", "decodex generate: error: --finish-within-budget: got True"),
         ("generate hi --json-schema {", "decodex generate: error: structured_outputs.json: got '{', expected"),
         ("bench --model ./missing", "decodex bench: error: model './missing'"),
     ],
