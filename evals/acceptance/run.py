@@ -1,12 +1,13 @@
 """What speculation saves on a real model: writes evals/results/acceptance.json and .png.
 
-    .venv/bin/python evals/acceptance/run.py [--parts groups,json,prediction,identity,hurts]
+    .venv/bin/python evals/acceptance/run.py [--parts groups,json,prediction,identity,heads,hurts]
 
 groups: tokens per target step, acceptance by depth and speed against plain decoding for each task group of Spec-Bench
 and each proposer, greedy, one request at a time. json: the first schemas of Glaiveai2K, with and without the cascade of
 forced and suffix. prediction: the plain output with one word changed in every fifth line is given as the prediction.
-identity: with every parameter set, with and without a schema, the tokens are those of plain decoding. hurts: tokens/s
-with control on against plain for batches of each group, interleaved, with the lower bound of a paired bootstrap.
+identity, heads: with all kinds of parameters, with and without a schema, the answers are those of plain decoding.
+hurts: tokens/s with control on against plain for batches of each group, interleaved, with the lower bound of a paired
+bootstrap.
 
 Speeds of one part are measured in turns within one run; a ratio is of total seconds unless it says otherwise.
 """
@@ -69,7 +70,6 @@ MAX_PROMPT = 1500  # tokens of a question: longer documents are cut
 NUM_RESAMPLES = 2000
 TEMPERATURES = (0.0, 0.7, 1.2)
 TREES = (None, [3, 1, 1], {"num_children": 3, "num_expanded": 2, "max_nodes": 6})
-HEAD_PROMPTS = 16  # for methods with weights
 
 
 def group_of(category: str) -> str:
@@ -228,63 +228,67 @@ def prediction(bench: Bench) -> dict[str, Any]:
     return tally.report()
 
 
+def identity_prompts(bench: Bench) -> list[list[int]]:
+    """Some of each task group."""
+    each = -(-bench.options.prompts // len(GROUPS))
+    prompts = [prompt for group in GROUPS for prompt in bench.prompts[group][:each]][: bench.options.prompts]
+    random.Random(5).shuffle(prompts)
+    return [prompt[:8] + prompt[8:][-100:] for prompt in prompts]
+
+
+def full_params(bench: Bench, temperature: float, is_json: bool) -> dict[str, Any]:
+    constraint = {"json": SCHEMA} if is_json else None
+    lengths = {"max_tokens": bench.options.identity_tokens, "logprobs": 1}
+    return {**FULL, **lengths, "temperature": temperature, "structured_outputs": constraint}
+
+
 def identity(bench: Bench) -> dict[str, Any]:
-    """64 prompts, three temperatures, the full parameter set, with and without a schema: the tokens are the same."""
-    rng = random.Random(5)
-    prompts = [prompt for group in GROUPS for prompt in bench.prompts[group][:11]][: bench.options.prompts]
-    rng.shuffle(prompts)
-    prompts = [prompt[:8] + prompt[8:][-100:] for prompt in prompts]
-
-    def of(temperature: float, is_json: bool) -> dict[str, Any]:
-        constraint = {"json": SCHEMA} if is_json else None
-        return {
-            **FULL,
-            "temperature": temperature,
-            "max_tokens": bench.options.identity_tokens,
-            "logprobs": 1,
-            "structured_outputs": constraint,
-        }
-
+    """64 prompts, three temperatures, the full parameter set, with and without a schema: the answers are the same."""
+    prompts = identity_prompts(bench)
     methods = {**METHODS, "forced": {"method": "forced"}, "cascade, uncontrolled": {**CASCADE, "control": False}}
     num_compared = 0
     differing: list[str] = []
     for temperature in TEMPERATURES:
-        for schema in (False, True):
-            params = of(temperature, schema)
+        for is_json in (False, True):
+            params = full_params(bench, temperature, is_json)
             plain, _ = bench.run(prompts, **params)
             for name, method in methods.items():
-                if not schema and name == "forced":
-                    continue
                 outputs, _ = bench.run(prompts, **params, speculative=method)
                 num_compared += len(prompts)
                 if [o.outputs for o in outputs] != [o.outputs for o in plain]:
-                    differing.append(f"{name}, T = {temperature}, schema: {schema}")
-            print(f"T = {temperature}, schema: {schema}: differing {differing}", flush=True)
-    expected = {
-        (temperature, schema): tokens_of(bench.run(prompts[:HEAD_PROMPTS], **of(temperature, schema))[0])
-        for temperature in TEMPERATURES
-        for schema in (False, True)
-    }
-    options = {"model": bench.options.model, "max_num_seqs": 32}
+                    differing.append(f"{name}, T = {temperature}, schema: {is_json}")
+            print(f"T = {temperature}, schema: {is_json}: differing {differing}", flush=True)
+    return {"prompts": len(prompts), "compared": num_compared, "differing": differing}
+
+
+def heads(bench: Bench) -> dict[str, Any]:
+    """The same for heads with random weights and for the model as its own draft model, chains and trees."""
+    prompts = identity_prompts(bench)[: bench.options.head_prompts]
+    cases = [(temperature, is_json) for temperature in TEMPERATURES for is_json in (False, True)]
+    expected = {case: bench.run(prompts, **full_params(bench, *case))[0] for case in cases}
     target = resolve_model(bench.options.model).path
+    num_compared, num_accepted = 0, collections.Counter[str]()
+    differing: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for method in (*random_heads.METHODS, "draft_model"):
             name = bench.options.model
             if method != "draft_model":
                 name = str(pathlib.Path(folder) / method)
                 random_heads.write_head(method, target, pathlib.Path(name))
-            llm = LLM(**options, speculative_config={"method": method, "model": name, "control": False})
-            for (temperature, schema), tokens in expected.items():
+            config = {"method": method, "model": name, "control": False}
+            llm = LLM(bench.options.model, max_num_seqs=32, speculative_config=config)
+            for case in cases:
                 for tree in TREES:
-                    wanted = SamplingParams(**{"seed": 1, **of(temperature, schema)}, speculative={"tree": tree})
-                    outputs = llm.generate(prompts[:HEAD_PROMPTS], wanted, use_tqdm=False)
+                    params = {"seed": 1, **full_params(bench, *case), "speculative": {"tree": tree}}
+                    outputs = llm.generate(prompts, SamplingParams(**params), use_tqdm=False)
                     metrics = [output.metrics.speculation for output in outputs]
                     assert all(m is not None and m.num_drafted for m in metrics)
-                    num_compared += len(tokens)
-                    if tokens_of(outputs) != tokens:
-                        differing.append(f"{method}, tree {tree}, T = {temperature}, schema: {schema}")
-            print(f"{method}: differing {differing}", flush=True)
-    return {"prompts": len(prompts), "compared": num_compared, "differing": differing}
+                    num_accepted[method] += sum(m.num_accepted for m in metrics if m is not None)
+                    num_compared += len(prompts)
+                    if [o.outputs for o in outputs] != [o.outputs for o in expected[case]]:
+                        differing.append(f"{method}, tree {tree}, T = {case[0]}, schema: {case[1]}")
+            print(f"{method}: {num_accepted[method]} accepted, differing {differing}", flush=True)
+    return {"prompts": len(prompts), "compared": num_compared, "accepted": num_accepted, "differing": differing}
 
 
 def lower_bound(ratios: list[float]) -> float:
@@ -348,6 +352,7 @@ PARTS = {
     "json": json_schemas,
     "prediction": prediction,
     "identity": identity,
+    "heads": heads,
     "hurts": hurts,
 }
 
@@ -360,6 +365,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--schemas", type=int, default=100)
     parser.add_argument("--prompts", type=int, default=64, help="of the part `identity`")
+    parser.add_argument("--head-prompts", type=int, default=64, help="of the part `heads`")
     parser.add_argument("--identity-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--hurt-tokens", type=int, default=48)
