@@ -33,11 +33,14 @@ from decodex.spec.prediction import PredictionProposer
 from decodex.spec.proposer import Proposer, ProposerView
 from decodex.spec.suffix import SuffixCorpus, SuffixProposer
 from decodex.spec.target import StepTensors, TensorProposer
-from decodex.speculative_config import WITH_WEIGHTS, SpeculativeConfig
+from decodex.speculative_config import CUSTOM, WITH_WEIGHTS, SpeculativeConfig
 
 __all__ = ["Speculation"]
 
 logger = logging.getLogger(__name__)
+
+PATIENCE = 12  # steps without a draft,
+REST = 4  # and then every so many steps: a sequence is asked
 
 K = TypeVar("K", bound=Hashable)
 
@@ -107,6 +110,7 @@ class Speculation:
         self._chooser = chooser
         self._block_tables = block_tables
         self._kv = kv
+        self._misses: dict[int, int] = {}  # by sequence: steps since there was a draft
         self._costs: dict[str, DraftCost] = {}  # as the control sees them
         self._clock = _DraftClock()
         self._proposed: dict[int, Draft] = {}  # by sequence: before control has cut it
@@ -159,6 +163,7 @@ class Speculation:
             except Exception as error:
                 self._note_failure(error)
         self._proposed.pop(key, None)
+        self._misses.pop(key, None)
         if self._control is not None:
             self._control.forget(key)
 
@@ -171,12 +176,19 @@ class Speculation:
             if config is None or seq.status is not Status.RUNNING or seq.request.metrics.speculation_off is not None:
                 continue
             nodes = accepted.get(seq)
-            if nodes is not None or config.with_weights is not None:
+            if config.with_weights is not None:
                 view = self._view(seq, config, is_decoding=nodes is not None)
                 rows = [*range(entry.num_tokens), *(entry.num_tokens + node for node in nodes or ())]
                 view = dataclasses.replace(view, start=entry.start, rows=[first_row + row for row in rows])
                 asked.append(_Asked(seq, config, view))
+            elif nodes is not None and not self._is_resting(seq, config):
+                asked.append(_Asked(seq, config, self._view(seq, config, is_decoding=True)))
         return asked
+
+    def _is_resting(self, seq: RequestSequence, config: SpeculativeConfig) -> bool:
+        """Whether there was nothing to draft for so long that it is asked now and then only: asking costs time too."""
+        misses = self._misses.get(_key(seq), 0)
+        return config.control and misses >= PATIENCE and len(seq.token_ids) % REST != 0
 
     def _view(self, seq: RequestSequence, config: SpeculativeConfig, is_decoding: bool) -> ProposerView:
         num_tokens = len(seq.token_ids)
@@ -201,13 +213,14 @@ class Speculation:
         wanting = [a for a in asked if a.view.max_depth > 0 and a.draft is None]
         if not methods or not wanting:
             return
-        proposer = self._custom or self._cascades.get((methods, is_controlled))
+        is_custom = self._custom is not None and methods == CUSTOM.methods  # others were named by the request
+        proposer = self._custom if is_custom else self._cascades.get((methods, is_controlled))
         if proposer is None:
             limits = self._control.depth_limits if is_controlled and self._control is not None else None
             proposer = Cascade([self._proposers[name] for name in methods], limits)
             self._cascades[methods, is_controlled] = proposer
         views = [a.view for a in wanting]
-        drafts = proposer.propose(views) if self._custom is None else self._custom_drafts(views)
+        drafts = self._custom_drafts(views) if is_custom else proposer.propose(views)
         for one, draft in zip(wanting, drafts, strict=True):
             one.draft = draft or None
 
@@ -297,6 +310,7 @@ class Speculation:
                     self._proposed[one.view.key] = draft
         for one in asked:
             one.seq.draft = one.draft
+            self._misses[one.view.key] = 0 if one.draft is not None else self._misses.get(one.view.key, 0) + 1
 
 
 def _key(seq: RequestSequence) -> int:

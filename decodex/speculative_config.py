@@ -6,6 +6,7 @@ Keys are those of vLLM's speculative config where both have them, plus `tree`, `
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -168,32 +169,32 @@ class SpeculativeConfig:
             named = f"one of {', '.join(WITH_WEIGHTS)} as the method beside it"
             raise RequestError("model", self.model, named)
 
-    @property
+    @functools.cached_property
     def methods(self) -> tuple[str, ...]:
         """The methods that are asked, in order."""
         return (self.cascade or DEFAULT_CASCADE) if self.method == "cascade" else (self.method,)
 
-    @property
+    @functools.cached_property
     def with_weights(self) -> str | None:
         """The method among them that has a model of its own."""
         return next((name for name in self.methods if name in WITH_WEIGHTS), None)
 
-    @property
+    @functools.cached_property
     def max_depth(self) -> int:
         """Of a draft, in tokens."""
         return self.num_speculative_tokens or DEFAULT_DEPTH.get(self.method, DEFAULT_DEPTH_WITH_WEIGHTS)
 
-    @property
+    @functools.cached_property
     def max_model_depth(self) -> int:
         """Of a draft of the method with weights, which pays for each level."""
         return self.num_speculative_tokens or DEFAULT_DEPTH_WITH_WEIGHTS
 
-    @property
+    @functools.cached_property
     def max_nodes(self) -> int:
         """Of a draft."""
         return self.max_depth if self.tree is None else self.tree.max_nodes
 
-    @property
+    @functools.cached_property
     def options(self) -> ProposerOptions:
         """What proposers see of it."""
         return ProposerOptions(
@@ -312,7 +313,7 @@ def speculation_of(
     if wanted is None and engine is None and prediction is None:
         return None
     config = _laid_over(wanted, engine)
-    if prediction is None or "prediction" in config.methods or engine is CUSTOM:
+    if prediction is None or "prediction" in config.methods:
         return config
     methods = [name for name in config.methods if name != "forced"]
     cascade = (*(["forced"] if "forced" in config.methods else []), "prediction", *methods)
@@ -326,11 +327,6 @@ def _laid_over(wanted: Any, engine: SpeculativeConfig | bool | None) -> Speculat
     base = engine if isinstance(engine, SpeculativeConfig) else None
     if wanted is None or wanted is True:
         return base or SpeculativeConfig()
-    if engine is CUSTOM and not isinstance(wanted, SpeculativeConfig):
-        for name in ("method", "cascade"):
-            if name in wanted:
-                hint = "this engine asks a proposer of its own"
-                raise RequestError(f"{FIELD}.{name}", wanted[name], "to be absent here", hint)
     if isinstance(wanted, SpeculativeConfig):
         config = wanted
     elif base is not None and "method" not in wanted and "cascade" not in wanted:

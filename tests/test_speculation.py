@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from fakes import FakeModel, Guesser, RandomProposer, expected_tokens, make_engine
 from properties.every_field import AnyText, run, text_engine
@@ -127,10 +129,15 @@ def test_a_broken_proposer_costs_no_answer(what, caplog):
     assert "Broken" in errors[0].message
 
 
-def test_an_engine_with_its_own_proposer_takes_no_other_methods():
+def test_an_engine_with_its_own_proposer_has_the_other_methods_too():
     engine = make_engine(proposer=RandomProposer(1))
-    with pytest.raises(RequestError, match=r"^speculative.method: got 'ngram'"):
-        engine.admission.admit(PROMPT, SamplingParams(speculative={"method": "ngram"}))
+    params = SamplingParams(temperature=0, seed=1, max_tokens=40, ignore_eos=True, allowed_token_ids=[1, 2])
+    [own, named] = run(
+        engine, [(PROMPT, params), (PROMPT, dataclasses.replace(params, speculative={"method": "ngram"}))]
+    )
+    assert set(own.metrics.speculation.by_proposer) == {"test"}
+    assert set(named.metrics.speculation.by_proposer) == {"ngram"}
+    assert own.outputs == named.outputs
     off = make_engine(proposer=RandomProposer(1), speculative_config=False)
     assert run(off, [(PROMPT, PARAMS)])[0].metrics.speculation is None
 
