@@ -192,8 +192,8 @@ def test_no_process_is_left_behind(how):
     ) as process:
         try:
             pid = int(process.stdout.readline())
+            time.sleep(0.3)  # it sleeps by now: an interrupt inside of a callback would be lost there
             if how.endswith("kill"):
-                time.sleep(0.3)
                 process.kill()
             elif how == "interrupt":
                 process.send_signal(signal.SIGINT)
