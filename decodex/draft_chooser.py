@@ -15,7 +15,6 @@ from torch import Tensor
 from decodex.batch import Rows
 from decodex.features.custom import CustomProcessors
 from decodex.features.feature import Feature
-from decodex.kernels.rng import gumbel_noise
 from decodex.kernels.sampling import SamplingRows, sample_rows, top_logprobs, truncate_
 from decodex.request import Sequence as RequestSequence
 from decodex.spec.target import Choices
@@ -23,8 +22,6 @@ from decodex.spec.verify import draw_proposals
 from decodex.table import RequestTable
 
 __all__ = ["DraftChooser"]
-
-NUM_CANDIDATES = 32  # the likeliest tokens, among which the children of a node are looked for
 
 
 class DraftChooser:
@@ -104,15 +101,21 @@ def _best(logits: Tensor, rows: SamplingRows, width: int) -> Choices:
     """The first few of the order in which the target's step would choose; greedy rows by their logits."""
     is_greedy = rows.temperature == 0
     kept = torch.where(is_greedy[:, None], logits, truncate_(logits.clone(), rows))
-    values, ids = kept.topk(min(NUM_CANDIDATES, kept.shape[1]), dim=1)
-    best = top_logprobs(kept, 1)  # (value, log-probability) of the best gives the others
-    scores = torch.exp(values - values[:, :1] + best.values).nan_to_num_(0.0)
-    noise = gumbel_noise(rows.seeds, rows.positions, kept.shape[1]).gather(1, ids)
-    values = torch.where(is_greedy[:, None], values, values + noise)
-    values, order = values.sort(dim=1, descending=True, stable=True)
-    ids, scores = ids.gather(1, order)[:, :width], scores.gather(1, order)[:, :width]
-    counts = torch.isfinite(values[:, :width]).sum(dim=1).tolist()
-    return Choices(
-        [row[:count] for row, count in zip(ids.tolist(), counts, strict=True)],
-        [row[:count] for row, count in zip(scores.tolist(), counts, strict=True)],
-    )
+    best = top_logprobs(kept, 1)
+    log_mass = best.values[:, 0] - kept.gather(1, best.ids)[:, 0]  # minus it
+    # what is kept is divided by T already: the draw alone is left, again and again without those that were drawn
+    off = torch.ones_like(rows.top_p)
+    draw = rows._replace(temperature=(~is_greedy).float(), top_k=torch.zeros_like(rows.top_k), top_p=off, min_p=off * 0)
+    draw = draw._replace(rare=None)
+    token_ids: list[list[int]] = [[] for _ in range(len(kept))]
+    scores: list[list[float]] = [[] for _ in range(len(kept))]
+    for _ in range(min(width, kept.shape[1])):
+        tokens = sample_rows(kept, draw)
+        places = tokens.clamp(min=0)[:, None]
+        found = torch.exp(kept.gather(1, places)[:, 0] + log_mass)
+        for row, (token, score) in enumerate(zip(tokens.tolist(), found.tolist(), strict=True)):
+            if token >= 0:
+                token_ids[row].append(token)
+                scores[row].append(score)
+        kept.scatter_(1, places, -torch.inf)
+    return Choices(token_ids, scores)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 import torch
 
@@ -74,8 +73,7 @@ def _drafter(
     wanted = config.speculative_config
     if not isinstance(wanted, SpeculativeConfig) or wanted.with_weights is None or wanted.model is None:
         return None
-    layer_ids: Any = wanted.layer_ids
-    return load_drafter(wanted.with_weights, wanted.model, model, tokenizer, device, layer_ids=layer_ids)
+    return load_drafter(wanted.with_weights, wanted.model, model, tokenizer, device, layer_ids=wanted.layer_ids)
 
 
 class Engine:
@@ -185,7 +183,7 @@ class Engine:
     def _decode(self) -> list[Request]:
         plan = self.scheduler.plan()
         batch = self.runner.stage(plan)
-        self.sampler.prepare(batch)  # grammar masks are filled while the forward runs
+        self.sampler.prepare(batch)  # grammar masks are filled while the forward runs, where it leaves a core
         forward = self.runner.forward(batch, self.speculation.taps, self.speculation.needs_hidden)
         output = self.sampler.sample(forward.logits, batch)
         touched = self._commit(batch, output)

@@ -25,7 +25,7 @@ from decodex.request import Status
 from decodex.scheduler import Scheduler
 from decodex.spec.cascade import Cascade
 from decodex.spec.control import Control
-from decodex.spec.costs import CostModel, DraftCost
+from decodex.spec.costs import CostModel, DraftClock, DraftCost
 from decodex.spec.draft import ROOT, Draft
 from decodex.spec.forced import ForcedProposer
 from decodex.spec.ngram import NgramProposer
@@ -55,29 +55,6 @@ class _Asked:
     draft: Draft | None = None
 
 
-class _DraftClock:
-    """How long the method with weights takes for each depth, by the number of sequences; learnt on the way."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}  # by the next power of two of the number of sequences
-
-    def note(self, num_sequences: int, depth: int, seconds: float) -> None:
-        """A call took so long; one without drafts only wrote KV."""
-        if depth > 0:
-            size = num_sequences.bit_length()
-            known = self._seconds.get(size, seconds / depth)
-            self._seconds[size] = (
-                min(known, seconds / depth) * 0.2 + known * 0.8
-            )  # prompts and other work slow some calls
-
-    def set_cost(self, costs: dict[str, DraftCost], name: str, num_sequences: int) -> None:
-        """Tell the control."""
-        if name in costs and self._seconds:
-            size = num_sequences.bit_length()
-            nearest = min(self._seconds, key=lambda known: abs(known - size))
-            costs[name] = DraftCost(level=self._seconds[nearest] * 2.0 ** max(0, size - nearest))
-
-
 class Speculation:
     """Owned by the engine, called after each commit."""
 
@@ -91,7 +68,7 @@ class Speculation:
         kv: KVCache,
         corpus_mib: float = 0.0,
     ) -> None:
-        """`custom` is asked instead of the built-in methods; `with_weights` has a model, whose layers are the last
+        """`custom` is asked where a request names no methods; `with_weights` has a model, whose layers are the last
         ones of `kv`."""
         self.taps = () if with_weights is None else with_weights.taps
         self.needs_hidden = with_weights is not None and with_weights.needs_hidden
@@ -112,13 +89,12 @@ class Speculation:
         self._kv = kv
         self._misses: dict[int, int] = {}  # by sequence: steps since there was a draft
         self._costs: dict[str, DraftCost] = {}  # as the control sees them
-        self._clock = _DraftClock()
+        self._clock = DraftClock()
         self._proposed: dict[int, Draft] = {}  # by sequence: before control has cut it
         self._cascades: dict[tuple[tuple[str, ...], bool], Proposer] = {}  # by methods and whether control cuts them
 
     def begin_control(self, costs: CostModel) -> None:
         """From now on what does not pay is neither drafted nor verified, where a config has `control`."""
-        self._costs = {} if self._with_weights is None else {self._with_weights.name: DraftCost()}
         self._control = Control(dataclasses.replace(costs, drafts=self._costs))
 
     def propose(self, batch: StepBatch, output: StepOutput, forward: ForwardOutput) -> None:
@@ -186,9 +162,13 @@ class Speculation:
         return asked
 
     def _is_resting(self, seq: RequestSequence, config: SpeculativeConfig) -> bool:
-        """Whether there was nothing to draft for so long that it is asked now and then only: asking costs time too."""
-        misses = self._misses.get(_key(seq), 0)
-        return config.control and misses >= PATIENCE and len(seq.token_ids) % REST != 0
+        """Whether there was nothing to draft for so long that it is asked now and then only: asking costs time too.
+
+        What a grammar forces and what was predicted may come at any time, and soon be over.
+        """
+        if not config.control or seq.constrained is not None or seq.request.prediction:
+            return False
+        return self._misses.get(_key(seq), 0) >= PATIENCE and len(seq.token_ids) % REST != 0
 
     def _view(self, seq: RequestSequence, config: SpeculativeConfig, is_decoding: bool) -> ProposerView:
         num_tokens = len(seq.token_ids)
@@ -271,7 +251,7 @@ class Speculation:
                 chooser=self._chooser,
             )
         )
-        self._clock.set_cost(self._costs, self._with_weights.name, len(asked))
+        self._costs[self._with_weights.name] = self._clock.cost(len(asked))
         depths = self._model_depths(asked)
         views = [dataclasses.replace(a.view, max_depth=depth) for a, depth in zip(asked, depths, strict=True)]
         start = time.perf_counter()

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from decodex.checks import Flag, Int, Number, OneOf, TokenIds
 from decodex.definition import Refusal, check_int, definition, option, options_of, run_checks
 from decodex.errors import RequestError
+from decodex.spec.eagle3 import LayerIds
 from decodex.spec.proposer import ProposerOptions, TreeShape
 
 __all__ = [
@@ -132,8 +133,7 @@ class SpeculativeConfig:
         help="memory for earlier outputs that the suffix method looks into; 0: each request's own text only",
         check=Number(0.0, 65536.0, optional=False),
     )
-
-    layer_ids: str = option(
+    layer_ids: LayerIds = option(
         default="auto",
         help="what eagle_aux_hidden_state_layer_ids of an EAGLE-3 head count: outputs of layers, or inputs (one more), "
         "auto is inputs at the top level of a speculators checkpoint, outputs elsewhere",

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-__all__ = ["CostModel", "DraftCost"]
+__all__ = ["CostModel", "DraftClock", "DraftCost"]
+
+CLOCK_WEIGHT = 0.2  # of the newest call in what a call is taken to cost
 
 
 @dataclass(frozen=True)
@@ -70,3 +72,25 @@ class CostModel:
     def draft(self, name: str) -> DraftCost:
         """What this proposer costs; one that was not profiled costs nothing."""
         return self.drafts.get(name, DraftCost())
+
+
+class DraftClock:
+    """What a model or head costs for each depth of its drafts, by the number of sequences; learnt on the way."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}  # of a depth, by the bits of the number of sequences
+
+    def note(self, num_views: int, depth: int, seconds: float) -> None:
+        """A `propose` took so long; one without drafts (depth 0) only wrote KV, which has to be done anyway."""
+        if depth > 0:
+            size, each = num_views.bit_length(), seconds / depth
+            known = self._seconds.get(size, each)
+            self._seconds[size] = known + CLOCK_WEIGHT * (min(each, 2 * known) - known)  # a prompt's call takes longer
+
+    def cost(self, num_views: int) -> DraftCost:
+        """Of a call for so many sequences: from calls for about as many; nothing before the first one."""
+        if not self._seconds:
+            return DraftCost()
+        size = num_views.bit_length()
+        nearest = min(self._seconds, key=lambda known: abs(known - size))
+        return DraftCost(level=self._seconds[nearest] * 2.0 ** max(0, size - nearest))

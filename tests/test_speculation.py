@@ -158,3 +158,27 @@ def test_the_metrics_add_up(chain, stop):
         assert metrics.num_tokens - metrics.num_accepted <= metrics.num_steps <= metrics.num_tokens
         if chain:
             assert sum(metrics.drafted_at) == metrics.num_drafted
+
+
+class Counting(RandomProposer):
+    """Knows nothing, and counts how often it is asked."""
+
+    calls = 0
+
+    def propose(self, views):
+        self.calls += 1
+        return [None] * len(views)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_resting"),
+    [({}, True), ({"prediction": "abc"}, False), ({"structured_outputs": {"regex": "[a-c ]{25}"}}, False)],
+)
+def test_what_has_nothing_to_draft_is_asked_now_and_then(more, is_resting):
+    """But for what a grammar or a prediction may know at any token."""
+    proposer = Counting(1)
+    engine = text_engine(proposer=proposer)
+    params = SamplingParams(seed=1, max_tokens=25, ignore_eos=True, speculative={"control": True}, **more)
+    [output] = run(engine, [(PROMPT, params)])
+    num_steps = len(output.outputs[0].token_ids)
+    assert proposer.calls < num_steps - 5 if is_resting else proposer.calls >= num_steps - 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from decodex.spec.acceptance import MAX_INHERITED_WAIT
 from decodex.spec.control import CAUTION, MAX_WAIT, PATIENCE, Control
-from decodex.spec.costs import CostModel, DraftCost
+from decodex.spec.costs import CostModel, DraftClock, DraftCost
 from decodex.spec.draft import ROOT, Draft
 
 CHEAP_ROWS = CostModel.profiled({1: 0.014, 2: 0.015, 4: 0.017, 6: 0.019, 8: 0.044, 16: 0.044, 32: 0.102})
@@ -295,3 +295,22 @@ def test_costs_are_monotone_and_go_on_beyond_the_profile():
     assert costs.draft("a").seconds(0, 3) == 0
     assert costs.draft("b").seconds(5, 5) == 0
     assert CostModel.profiled({4: 2.0}).table(8)[1:9] == pytest.approx([2, 2, 2, 2, 2.5, 3, 3.5, 4])
+
+
+def test_the_clock_follows_what_calls_take():
+    """By the number of sequences, up and down; a call that also wrote a prompt's KV counts for little."""
+    clock = DraftClock()
+    assert clock.cost(1) == DraftCost()
+    clock.note(1, 0, 9.0)  # wrote KV only
+    assert clock.cost(1) == DraftCost()
+    clock.note(1, 4, 0.4)
+    assert clock.cost(1).seconds(1, 4) == pytest.approx(0.4)
+    assert clock.cost(4).level == pytest.approx(0.4), "rows are taken to cost as much as levels"
+    for _ in range(40):
+        clock.note(1, 2, 0.4)
+    assert clock.cost(1).level == pytest.approx(0.2, rel=1e-3)
+    clock.note(1, 2, 200.0)
+    assert clock.cost(1).level < 0.25
+    for _ in range(40):
+        clock.note(1, 2, 0.1)
+    assert clock.cost(1).level == pytest.approx(0.05, rel=1e-2)
