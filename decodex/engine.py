@@ -88,7 +88,7 @@ class Engine:
         proposer: Proposer | None = None,
         drafter: TensorProposer | None = None,
     ) -> None:
-        """`proposer`: one's own, asked instead of the built-in methods; `drafter`: the loaded model of
+        """`proposer`: one's own, asked where a request names no methods; `drafter`: the loaded model of
         `speculative_config`."""
         device = torch.device("cpu") if device is None else device
         check_torch_defaults()
@@ -103,6 +103,8 @@ class Engine:
         self.grammars = Grammars(vocabulary)
         speculative = config.speculative_config
         if proposer is not None and speculative is not False:
+            if speculative is not None:
+                raise RequestError("speculative_config", speculative, "None or false beside a proposer of one's own")
             speculative = CUSTOM
         self.admission = Admission(
             self.config, tokenizer, model.vocab_size, features, self.grammars, processors, speculative

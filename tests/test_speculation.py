@@ -138,6 +138,8 @@ def test_an_engine_with_its_own_proposer_has_the_other_methods_too():
     assert set(own.metrics.speculation.by_proposer) == {"test"}
     assert set(named.metrics.speculation.by_proposer) == {"ngram"}
     assert own.outputs == named.outputs
+    with pytest.raises(RequestError, match=r"^speculative_config: got"):
+        make_engine(proposer=RandomProposer(1), speculative_config={"method": "suffix"})
     off = make_engine(proposer=RandomProposer(1), speculative_config=False)
     assert run(off, [(PROMPT, PARAMS)])[0].metrics.speculation is None
 

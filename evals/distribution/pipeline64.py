@@ -1,8 +1,8 @@
 """The row pipeline's law in float64, from the formulas of docs/parameters.md: one row, plain loops, nothing of decodex.
 
 A kept token is decided by comparisons that single precision may see differently within its rounding; `margin` moves
-every threshold by that share, so that a caller can tell such a token (kept under one margin, not under another) from
-a wrong one.
+every threshold by that share (or each filter's own, where a mapping names them), so that a caller can tell such a token
+(kept under one margin, not under another) from a wrong one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["KNOWN", "Row", "law"]
+__all__ = ["FILTERS", "KNOWN", "Row", "branches", "law"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+FILTERS = ("top_n_sigma", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_p", "xtc")  # those with a margin
 
 MASKS = ("logit_bias", "allowed_token_ids", "no_repeat_ngram_size", "min_tokens")
 PENALTIES = (
@@ -69,7 +71,9 @@ def law(logits: Array, params: Mapping[str, Any], row: Row, margin: float = 0.0)
     return total
 
 
-def branches(logits: Array, params: Mapping[str, Any], row: Row, margin: float = 0.0) -> list[tuple[float, Array]]:
+def branches(
+    logits: Array, params: Mapping[str, Any], row: Row, margin: float | Mapping[str, float] = 0.0
+) -> list[tuple[float, Array]]:
     """(probability, log-probabilities [V] of the kept tokens, -inf for others) for each side of XTC's coin."""
     unknown = set(params) - KNOWN
     if unknown:
@@ -85,12 +89,13 @@ def branches(logits: Array, params: Mapping[str, Any], row: Row, margin: float =
         greedy[int(np.argmax(x))] = 0.0
         return [(1.0, greedy)]
     scaled = (x - x.max()) / temperature
-    kept = _truncate(x, scaled, params, margin)
+    margins = margin if isinstance(margin, Mapping) else dict.fromkeys(FILTERS, margin)
+    kept = _truncate(x, scaled, params, margins)
     plain = _log_softmax(scaled, kept)
     probability = params.get("xtc_probability") or 0.0
     if probability == 0.0:
         return [(1.0, plain)]
-    less = _exclude(scaled, kept, params.get("xtc_threshold", 0.1) * (1 - margin), row.exempt)
+    less = _exclude(scaled, kept, params.get("xtc_threshold", 0.1) * (1 - margins["xtc"]), row.exempt)
     return [(1.0 - probability, plain), (probability, _log_softmax(scaled, less))]
 
 
@@ -196,16 +201,16 @@ def _prefix(order: Sequence[int], p: Array, share: float, kept: Mask) -> Mask:
     return chosen & kept
 
 
-def _truncate(x: Array, scaled: Array, params: Mapping[str, Any], margin: float) -> Mask:
+def _truncate(x: Array, scaled: Array, params: Mapping[str, Any], margin: Mapping[str, float]) -> Mask:
     """Step 7, without XTC: which tokens are kept."""
     kept: Mask = x > -np.inf
     ids = np.arange(len(x))
     sigmas = params.get("top_n_sigma") or 0.0
     if sigmas > 0:
-        kept &= x >= x.max() - sigmas * x[kept].std() * (1 + margin) - abs(margin)
+        kept &= x >= x.max() - sigmas * x[kept].std() * (1 + margin["top_n_sigma"]) - abs(margin["top_n_sigma"])
     min_p = params.get("min_p") or 0.0
     if min_p > 0:
-        kept &= scaled >= min(0.0, math.log(min_p) - margin)
+        kept &= scaled >= min(0.0, math.log(min_p) - margin["min_p"])
     top_k = params.get("top_k") or 0
     order = [int(t) for t in np.lexsort((ids, -x)) if kept[t]]
     if top_k > 0:
@@ -216,19 +221,19 @@ def _truncate(x: Array, scaled: Array, params: Mapping[str, Any], margin: float)
         with np.errstate(divide="ignore"):
             distance = np.abs(-_log_softmax(scaled, kept) - _entropy(p))
         nearest = [int(t) for t in np.lexsort((ids, distance)) if kept[t]]
-        kept = _prefix(nearest, p, typical * (1 + margin), kept)
+        kept = _prefix(nearest, p, typical * (1 + margin["typical_p"]), kept)
     best = next(token for token in order if kept[token])
     epsilon = params.get("epsilon_cutoff") or 0.0
     if epsilon > 0:
-        kept = kept & (_p(scaled, kept) >= epsilon * (1 - margin))
+        kept = kept & (_p(scaled, kept) >= epsilon * (1 - margin["epsilon_cutoff"]))
         kept[best] = True
     eta = params.get("eta_cutoff") or 0.0
     if eta > 0:
         p = _p(scaled, kept)
-        kept = kept & (p >= min(eta, math.sqrt(eta) * math.exp(-_entropy(p))) * (1 - margin))
+        kept = kept & (p >= min(eta, math.sqrt(eta) * math.exp(-_entropy(p))) * (1 - margin["eta_cutoff"]))
         kept[best] = True
     top_p = params.get("top_p") or 1.0
-    return _prefix([t for t in order if kept[t]], _p(scaled, kept), top_p * (1 + margin), kept)
+    return _prefix([t for t in order if kept[t]], _p(scaled, kept), top_p * (1 + margin["top_p"]), kept)
 
 
 def _exclude(scaled: Array, kept: Mask, threshold: float, exempt: frozenset[int]) -> Mask:

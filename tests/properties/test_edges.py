@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import pathlib
 import sys
 
@@ -20,6 +21,8 @@ from decodex.spec.draft import Draft
 V = len(TEXTS)
 INF = float("inf")
 MARGIN = 1e-5  # relative: what single precision may see differently
+MARGINS = (0.0, MARGIN, -MARGIN)
+PARAMETER = {"xtc": "xtc_probability"}
 NEVER = -80.0  # log-probability below which a token has no mass, kept or not
 
 
@@ -64,8 +67,20 @@ def truncations(draw):
 
 def agrees(entries: dict[int, float], params: dict, logits: list[float], token: int) -> str:
     """'' where processed log-probabilities [V] are those of the law on one side of XTC's coin, else what is wrong."""
+    wrong = agrees_within(MARGINS, entries, params, logits, token)
+    if wrong:  # each filter may have rounded in its own direction
+        active = [name for name in pipeline64.FILTERS if params.get(PARAMETER.get(name, name))]
+        kinds = itertools.product((0.0, MARGIN, -MARGIN), repeat=len(active))
+        each = [dict.fromkeys(pipeline64.FILTERS, 0.0) | dict(zip(active, kind, strict=True)) for kind in kinds]
+        if any(not agrees_within([margins], entries, params, logits, token) for margins in each):
+            return ""
+    return wrong
+
+
+def agrees_within(margins, entries: dict[int, float], params: dict, logits: list[float], token: int) -> str:
+    """`agrees`, where a token may be kept or dropped whose fate differs between the margins."""
     row = pipeline64.Row([1], eos=frozenset({0}), exempt=frozenset({0, 9}))
-    sides = [pipeline64.branches(np.array(logits), params, row, margin) for margin in (0.0, MARGIN, -MARGIN)]
+    sides = [pipeline64.branches(np.array(logits), params, row, margin) for margin in margins]
     wrong = ""
     for side in zip(*sides, strict=True):
         if side[0][0] == 0.0:
@@ -122,8 +137,28 @@ TIES = [2.0] * 4 + [-INF] * 4 + [1.0] * 4
 @example(  # tokens whose x is -inf are none that XTC could keep
     cases=[([0.0] * 11 + [0.125], {"temperature": 1e-40, "xtc_threshold": 0.0, "xtc_probability": 0.5})]
 )
+@example(  # min_p sees one side of its rounding, eta_cutoff the other
+    cases=[
+        (
+            [0.0] * 8 + [0.375, 0.0, 0.375, 0.375],
+            {"temperature": 1e6, "min_p": 1.0, "eta_cutoff": 1.0, "xtc_probability": 0.5},
+        )
+    ]
+)
 def test_kept_tokens_and_logprobs_are_the_law(cases):
     check_against_law(cases)
+
+
+def test_the_law_refuses_what_is_not_its_own():
+    logits, params = [0.0] * 6 + [1.0] * 4 + [2.0, -1.0], {"temperature": 0.7, "top_p": 0.37, "min_p": 0.07}
+    row = pipeline64.Row([1])
+    [(_, logprobs)] = pipeline64.branches(np.array(logits), params, row)
+    entries = dict(enumerate(logprobs))
+    assert agrees(entries, params, logits, 10) == ""
+    assert agrees(entries, params, logits, 11) == "11 is drawn and not kept"
+    assert agrees({**entries, 0: -1.0}, params, logits, 10) == "0 is kept"
+    assert agrees({**entries, 10: -INF}, params, logits, 10) == "10 is dropped"
+    assert "has log-probability" in agrees({**entries, 10: entries[10] - 0.01}, params, logits, 10)
 
 
 @pytest.mark.slow
