@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from decodex.cli.flags import one_line, parse_command
 from decodex.errors import DecodexError, RequestError
+from decodex.spec.train.errors import TrainingError
 from decodex.version import __version__
 
 __all__ = ["main"]
@@ -15,6 +16,7 @@ COMMANDS = {
     "generate": "continue one or more prompts",
     "chat": "talk to the model in the terminal",
     "bench": "measure tokens/s over batch sizes and lengths",
+    "distill": "let the model answer prompts: training data for its draft heads",
     "demo": "show on the demo model what the engine does, step by step",
     "kernels": "compile the GPU kernels ahead of time and show what they use",
 }
@@ -28,9 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, rest = parse_command(sys.argv[1:] if argv is None else argv, COMMANDS, prog="decodex")
     try:
         return command(name)(rest)
-    except DecodexError as error:
+    except (DecodexError, TrainingError) as error:
         print(f"decodex {name}: error: {one_line(error)}", file=sys.stderr)
-        return 2 if isinstance(error, RequestError) else 1
+        return 2 if isinstance(error, (RequestError, TrainingError)) else 1
     except OSError as error:
         print(f"decodex {name}: error: {error}", file=sys.stderr)
         return 1
@@ -53,6 +55,10 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
         from decodex.cli import bench
 
         return bench.run
+    if name == "distill":
+        from decodex.cli import distill
+
+        return distill.run
     if name == "kernels":
         from decodex.cli import kernels
 

@@ -18,7 +18,7 @@ from decodex.params import SamplingParams
 if TYPE_CHECKING:
     from decodex.llm import LLM
 
-__all__ = ["build_parser", "run"]
+__all__ = ["build_parser", "interrupt_flag", "run"]
 
 DEFAULTS = {"max_tokens": None}
 HELP = "/reset starts a new conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
