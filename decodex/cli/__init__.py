@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "talk to the model in the terminal",
     "bench": "measure tokens/s over batch sizes and lengths",
     "distill": "let the model answer prompts: training data for its draft heads",
+    "train-head": "train a draft head on the model's own answers",
     "convert-head": "write an EAGLE-3 head in another public layout",
     "demo": "show on the demo model what the engine does, step by step",
     "kernels": "compile the GPU kernels ahead of time and show what they use",
@@ -60,6 +61,10 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
         from decodex.cli import distill
 
         return distill.run
+    if name == "train-head":
+        from decodex.cli import train_head
+
+        return train_head.run
     if name == "convert-head":
         from decodex.cli import convert_head
 

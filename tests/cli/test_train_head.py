@@ -1,0 +1,130 @@
+"""`decodex train-head` up to the training itself, which a stand-in takes the place of."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from decodex import head_training
+from decodex.cli import main
+from decodex.cli.train_head import build_parser
+from decodex.definition import options_of
+from decodex.head_training import HeadTraining
+from decodex.spec.train.errors import TrainingError
+from decodex.spec.train.recipe import Recipe
+
+FOUND: dict[str, Any] = {
+    "tokens": 90,
+    "seconds": 2.0,
+    "accuracy": [0.5, 0.25],
+    "overlap": [0.4, 0.2],
+    "tokens_per_step": 1.62,
+}
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[HeadTraining]:
+    """What was asked for."""
+    asked: list[HeadTraining] = []
+
+    def stand_in(job: HeadTraining, progress: Callable[[str, Mapping[str, Any]], None]) -> dict[str, Any]:
+        asked.append(job)
+        for phase, facts in [
+            ("capture", {"tokens": 40, "of": 80}),
+            ("capture", {"tokens": 80, "of": 80}),
+            ("capture", {"tokens": 5, "of": 5}),
+            ("train", {"tokens": 30, "seconds": 1.0, "loss": [2.0, 3.0], "lr": 1e-3}),
+            ("train", FOUND),
+        ]:
+            progress(phase, facts)
+        job.out.mkdir()
+        (job.out / "history.json").write_text(json.dumps([FOUND]))
+        return {"method": job.method, "vocabulary_coverage": 0.987, **FOUND}
+
+    monkeypatch.setattr(head_training, "train_head", stand_in)
+    return asked
+
+
+def test_a_command_line_becomes_a_job(
+    jobs: list[HeadTraining], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    argv = f"train-head --method mtp --model m --data a b.gz --out {out} --epochs 2.5 --depths 3 --resume --device cpu"
+    assert main([*argv.split(), "--init", "i", "--held-out", "h", "--states", "s"]) == 0
+    path = pathlib.Path
+    assert jobs == [
+        HeadTraining(
+            model="m",
+            method="mtp",
+            data=[path("a"), path("b.gz")],
+            out=out,
+            recipe=Recipe(epochs=2.5, depths=3),
+            init=path("i"),
+            held_out=path("h"),
+            states=path("s"),
+            resume=True,
+            device="cpu",
+        )
+    ]
+    found = "1.62 tokens per target step, accuracy 0.500 0.250, overlap 0.400 0.200"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"90 tokens, 2 s: {found}",
+        f"{out}: mtp head; 98.7% of the answers' tokens can be drafted, {found}",
+    ]
+
+
+def test_what_is_not_given_is_the_definitions_own(jobs: list[HeadTraining], tmp_path: pathlib.Path) -> None:
+    argv = ["train-head", "--method", "eagle3", "--data", "a", "--out", str(tmp_path / "out")]
+    assert main(argv) == 0
+    assert jobs == [HeadTraining("smollm2-135m", "eagle3", [pathlib.Path("a")], tmp_path / "out", Recipe())]
+
+
+def test_every_number_of_the_recipe_is_a_flag() -> None:
+    flags = build_parser()._option_string_actions
+    names = {field.name.replace("_", "-") for field in options_of(Recipe)} - {"held-out"} | {"num-held-out"}
+    assert {f"--{name}" for name in names} <= set(flags)
+
+
+def test_an_interrupted_training_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(job: HeadTraining, progress: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(head_training, "train_head", interrupted)
+    argv = ["train-head", "--method", "eagle3", "--data", "a", "--out", str(tmp_path / "out")]
+    assert main(argv) == 130
+    assert "out: the same command with --resume goes on\ninterrupted\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--method eagle --data a --out b", "argument --method: invalid choice: 'eagle'"),
+        ("--data a --out b", "the following arguments are required: --method"),
+        ("--method mtp --data a --out b --depths 0", "depths: got 0, expected 1 to 16"),
+        ("--method mtp --data a --out b --depths 1.5", "argument --depths: got '1.5', expected an integer"),
+        ("--method mtp --data a --out b --epoch 1", "unknown argument --epoch; did you mean '--epochs'?"),
+        ("--method mtp --data a --out b", "a:1: field id is missing"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    arguments: str, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(job: HeadTraining, progress: object) -> None:
+        raise TrainingError("a:1: field id is missing")
+
+    monkeypatch.setattr(head_training, "train_head", refuse)
+    try:
+        status: object = main(["train-head", *arguments.split()])
+    except SystemExit as stop:
+        status = stop.code
+    message = capsys.readouterr().err
+    assert status == 2
+    assert message.startswith(f"decodex train-head: error: {complaint}")
+    assert message.count("\n") == 1
