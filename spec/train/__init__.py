@@ -1,0 +1,1 @@
+"""Training of draft heads: the target's own answers in, checkpoints in the public layouts out."""
