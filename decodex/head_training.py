@@ -164,7 +164,9 @@ def train_head(
         out,
         resume=job.resume,
         identity={"model": target.model.weights_digest, "init": None if job.init is None else str(job.init)},
-        progress=lambda entry: progress("train", entry),
+        progress=lambda entry: progress(
+            "train", {**entry, "of": round(recipe.epochs * sum(s.num_rows for s in spans))}
+        ),
     )
     write_head(out, method, config, weights, vocabulary, target.model.vocab_size)
     last = history[-1]

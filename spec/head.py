@@ -49,18 +49,20 @@ def load_embedding(weights: HeadWeights, name: str, width: int, target: TargetPa
     return target.embed
 
 
-def load_vocabulary(weights: HeadWeights, config: Mapping[str, Any], target: TargetParts) -> Tensor | None:
+def load_vocabulary(
+    weights: HeadWeights, config: Mapping[str, Any], target: TargetParts, name: str = "d2t"
+) -> Tensor | None:
     """The token map of a reduced vocabulary (`d2t` holds target id - draft id), None for the target's own."""
     size = int(config.get("draft_vocab_size") or target.vocab_size)
-    if "d2t" not in weights:
+    if name not in weights:
         if size != target.vocab_size:
-            raise HeadError(f"{weights.source}: tensor 'd2t' is missing, draft_vocab_size is {size}")
+            raise HeadError(f"{weights.source}: tensor {name or 'd2t'!r} is missing, draft_vocab_size is {size}")
         return None
-    ids = torch.arange(size) + weights.take("d2t", (size,)).to(torch.int64)
+    ids = torch.arange(size) + weights.take(name, (size,)).to(torch.int64)
     low, high, num_distinct = int(ids.min()), int(ids.max()), len(set(ids.tolist()))
     if low < 0 or high >= target.vocab_size or num_distinct != size:
         raise HeadError(
-            f"{weights.source}: 'd2t' gives {num_distinct} target ids in {low}..{high}, "
+            f"{weights.source}: {name!r} gives {num_distinct} target ids in {low}..{high}, "
             f"expected {size} in 0..{target.vocab_size - 1}"
         )
     if "t2d" in weights:

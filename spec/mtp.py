@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from decodex.kernels.norm import rms_norm
 from decodex.spec.decoder_layer import DecoderLayer, Entries, LayerConfig, Rotary
-from decodex.spec.head import load_embedding
+from decodex.spec.head import load_embedding, load_vocabulary
 from decodex.spec.head_weights import HeadError, HeadWeights
 from decodex.spec.target import StepTensors, TargetParts
 
@@ -29,6 +29,7 @@ class MtpLayout:
     final_norm: str
     layer: str  # prefix of its decoder layer
     copies: tuple[str, str]  # embedding and output layer where the checkpoint repeats the target's
+    token_map: str = ""  # ours: the tokens that are drafted (target id - draft id), where that is not all
     norm_offset: float = 0.0  # added to norm weights
     is_hidden_first: bool = False  # the projection reads [hidden; embedding]
     carries_normed: bool = False  # the next entry is paired with the output after the final norm
@@ -47,6 +48,7 @@ def mtp_layout(names: Mapping[str, Any] | HeadWeights, num_layers: int) -> MtpLa
             final_norm=f"{deepseek}shared_head.norm.weight",
             layer=deepseek,
             copies=(f"{deepseek}embed_tokens.weight", f"{deepseek}shared_head.head.weight"),
+            token_map=f"{deepseek}shared_head.d2t",
         ),
         MtpLayout(
             name="Qwen3-Next",
@@ -88,7 +90,6 @@ class MtpHead:
     shift = 1
     taps: tuple[int, ...] = ()
     needs_hidden = True
-    token_map: Tensor | None = None
 
     def __init__(
         self,
@@ -116,10 +117,19 @@ class MtpHead:
         self._final_norm = weights.vector(layout.final_norm, hidden, offset)
         embedding, output = layout.copies
         self._embed = load_embedding(weights, embedding, hidden, target)
-        has_head = output in weights
-        self._head = weights.pack(weights.take(output, (target.vocab_size, hidden))) if has_head else target.head
+        self.token_map = load_vocabulary(weights, config, target, layout.token_map)
+        self._head = self._load_output(weights, target, output, hidden)
         weights.refuse_untaken()
         self._rotary = Rotary(target.rope_frequencies(config), weights.device)
+
+    def _load_output(
+        self, weights: HeadWeights, target: TargetParts, name: str, hidden: int
+    ) -> Callable[[Tensor], Tensor]:
+        """The output layer: the checkpoint's copy or the target's, and of it the rows that are drafted."""
+        if name in weights:
+            rows = weights.take(name, (target.vocab_size, hidden))
+            return weights.pack(rows if self.token_map is None else rows[self.token_map.to(rows.device)])
+        return target.head if self.token_map is None else weights.pack(target.head_rows(self.token_map))
 
     def inputs(self, step: StepTensors, rows: Tensor) -> Tensor:
         """The target's hidden states, [R, H]."""

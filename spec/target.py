@@ -17,6 +17,7 @@ from decodex.spec.proposer import ProposerView
 
 __all__ = ["Choices", "Chooser", "KVLayer", "StepTensors", "TargetParts", "TensorProposer"]
 
+_UNITS = 64  # unit vectors that go through the output layer at once
 KVLayer = tuple[int, int, int]  # num_kv_heads, k_dim, v_dim
 
 
@@ -32,6 +33,15 @@ class TargetParts:
     num_layers: int
     max_position: int
     device: torch.device
+
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """The rows of the output layer for tokens [N] int64: [N, H], bfloat16 where that is exact, else fp32."""
+        units = torch.eye(self.hidden_size, device=self.device)
+        rows = torch.cat(
+            [self.head(part)[:, token_ids] for part in units.tensor_split(-(-self.hidden_size // _UNITS))]
+        ).T.contiguous()
+        short = rows.bfloat16()
+        return short if torch.equal(short.float(), rows) else rows
 
 
 @dataclass(frozen=True)
