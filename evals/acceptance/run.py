@@ -5,11 +5,12 @@
 groups: tokens per target step, acceptance by depth and speed against plain decoding for each task group of Spec-Bench
 and each proposer, greedy, one request at a time. json: the first schemas of Glaiveai2K, with and without the cascade of
 forced and suffix. prediction: the plain output with one word changed in every fifth line is given as the prediction.
-identity, heads: with all kinds of parameters, with and without a schema, the answers are those of plain decoding.
-hurts: tokens/s with control on against plain for batches of each group, two engines step by step in turns, with the
-lower bound of a paired bootstrap.
+trained: tokens per target step of the shipped heads. identity, heads: with all kinds of parameters, with and without a
+schema, the answers are those of plain decoding.
+hurts: tokens/s with control on against plain for batches of each group, with the lower bound of a paired bootstrap.
 
-Speeds of one part are measured in turns within one run; a ratio is of total seconds unless it says otherwise.
+Speeds of one part are measured in turns within one run (groups, hurts: engines over one model, step by step in turns);
+a ratio is of total seconds unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -73,6 +74,20 @@ SCHEMA = {
 MAX_PROMPT = 1500  # tokens of a question: longer documents are cut
 NUM_RESAMPLES = 2000
 TEMPERATURES = (0.0, 0.7, 1.2)
+TRAINED: dict[str, tuple[float, dict[str, Any]]] = {
+    "eagle3, chain of 4": (0.0, {"method": "eagle3", "num_speculative_tokens": 4, "control": False}),
+    "eagle3, tree": (
+        0.0,
+        {
+            "method": "eagle3",
+            "num_speculative_tokens": 5,
+            "control": False,
+            "tree": {"num_children": 4, "num_expanded": 4, "max_nodes": 24},
+        },
+    ),
+    "eagle3, chain of 4, T = 1": (1.0, {"method": "eagle3", "num_speculative_tokens": 4, "control": False}),
+    "mtp, chain of 4": (0.0, {"method": "mtp", "num_speculative_tokens": 4, "control": False}),
+}
 TREES = (None, [3, 1, 1], {"num_children": 3, "num_expanded": 2, "max_nodes": 6})
 
 
@@ -145,19 +160,57 @@ class Tally:
         }
 
 
+def engines_of(bench: Bench, configs: dict[str, Any]) -> dict[str, Engine]:
+    """Engines over one model, each with its speculative_config."""
+    source = bench.llm.engine
+    costs = step_costs(source.model, source.fingerprint, torch.device("cpu"))
+    engines = {}
+    for name, value in configs.items():
+        config = EngineConfig(model=bench.options.model, max_num_seqs=32, speculative_config=value)
+        engines[name] = Engine(config, source.model, source.tokenizer)
+        if value is not False:
+            engines[name].speculation.begin_control(costs)
+    return engines
+
+
+def by_turns(
+    engines: dict[str, Engine], prompts: list[list[int]], params: SamplingParams
+) -> dict[str, tuple[list[RequestOutput], float]]:
+    """The same requests in each engine, with seconds; the engines step by turns: what slows one slows the others."""
+    requests = {
+        name: [engine.admission.admit(prompt, params) for prompt in prompts] for name, engine in engines.items()
+    }
+    for name, engine in engines.items():
+        for request in requests[name]:
+            engine.add(request)
+    seconds = dict.fromkeys(engines, 0.0)
+    while any(engine.has_work for engine in engines.values()):
+        for name, engine in engines.items():
+            if engine.has_work:
+                start = time.perf_counter()
+                engine.step()
+                seconds[name] += time.perf_counter() - start
+    return {
+        name: ([engine.output_of(request) for request in requests[name]], seconds[name])
+        for name, engine in engines.items()
+    }
+
+
 def groups(bench: Bench) -> dict[str, Any]:
     """Each task group, one request at a time, each proposer beside plain decoding."""
     size = bench.options.questions
+    engines = engines_of(bench, {"plain": False, **METHODS})
+    params = SamplingParams(max_tokens=bench.options.max_tokens, temperature=0.0, seed=1)
+    first = SamplingParams(max_tokens=1, temperature=0.0, seed=1)
     result: dict[str, Any] = {}
     for group in GROUPS:
         tallies = {name: Tally() for name in METHODS}
         for prompt in bench.prompts[group][:size]:
-            bench.run([prompt], max_tokens=1, temperature=0.0)  # the prompt's blocks are cached for all
-            plain, plain_seconds = bench.run([prompt], max_tokens=bench.options.max_tokens, temperature=0.0)
-            for name, method in METHODS.items():
-                outputs, seconds = bench.run(
-                    [prompt], max_tokens=bench.options.max_tokens, temperature=0.0, speculative=method
-                )
+            by_turns(engines, [prompt], first)  # the prompt's blocks are cached
+            found = by_turns(engines, [prompt], params)
+            plain, plain_seconds = found["plain"]
+            for name in METHODS:
+                outputs, seconds = found[name]
                 assert tokens_of(outputs) == tokens_of(plain), (group, name)
                 tallies[name].add(outputs, seconds, plain_seconds)
         result[group] = {name: tally.report() for name, tally in tallies.items()}
@@ -295,6 +348,38 @@ def heads(bench: Bench) -> dict[str, Any]:
     return {"prompts": len(prompts), "compared": num_compared, "accepted": num_accepted, "differing": differing}
 
 
+def trained(bench: Bench) -> dict[str, Any]:
+    """The shipped heads on whole groups, uncontrolled: tokens per target step by group, with the outputs of plain
+    decoding as the check."""
+    result: dict[str, Any] = {}
+    prompts = {group: bench.prompts[group][: bench.options.trained_questions] for group in GROUPS}
+    flat = [prompt for group in GROUPS for prompt in prompts[group]]
+    plain = {t: bench.run(flat, max_tokens=bench.options.trained_tokens, temperature=t)[0] for t in (0.0, 1.0)}
+    for name, (temperature, config) in TRAINED.items():
+        head = ROOT / "spec" / "heads" / bench.options.model / config["method"]
+        if not head.is_dir():
+            print(f"{name}: no head in {head}", flush=True)
+            continue
+        llm = LLM(bench.options.model, max_num_seqs=32, speculative_config={"model": str(head), **config})
+        params = SamplingParams(max_tokens=bench.options.trained_tokens, temperature=temperature, seed=1)
+        outputs = llm.generate(flat, params, use_tqdm=False)
+        assert tokens_of(outputs) == tokens_of(plain[temperature]), name
+        start, whole, tables = 0, Tally(), {}
+        for group in GROUPS:
+            tally = Tally()
+            part = outputs[start : start + len(prompts[group])]
+            start += len(part)
+            tally.add(part, 1.0, 1.0)
+            whole.add(part, 1.0, 1.0)
+            tables[group] = tally.report()
+        result[name] = {"all": whole.report(), **tables}
+        for table in result[name].values():
+            del table["speed"]
+        rates = {group: table["tokens_per_step"] for group, table in result[name].items()}
+        print(name, rates, result[name]["all"]["acceptance_by_depth"], flush=True)
+    return result
+
+
 def lower_bound(ratios: list[float]) -> float:
     """5 % quantile of the mean of resampled paired ratios."""
     rng = random.Random(1)
@@ -302,29 +387,9 @@ def lower_bound(ratios: list[float]) -> float:
     return round(means[NUM_RESAMPLES // 20], 3)
 
 
-def by_turns(engines: dict[bool, Engine], prompts: list[list[int]], params: SamplingParams) -> dict[bool, float]:
-    """Seconds of the same requests in each engine; the engines step by turns, so what slows one slows the other."""
-    for engine in engines.values():
-        for prompt in prompts:
-            engine.add(engine.admission.admit(prompt, params))
-    seconds = dict.fromkeys(engines, 0.0)
-    while any(engine.has_work for engine in engines.values()):
-        for key, engine in engines.items():
-            if engine.has_work:
-                start = time.perf_counter()
-                engine.step()
-                seconds[key] += time.perf_counter() - start
-    return seconds
-
-
 def hurts(bench: Bench) -> dict[str, Any]:
-    """Does the default speculation ever cost speed? Two engines over one model, step by step in turns."""
-    source = bench.llm.engine
-    engines = {}
-    for is_on in (False, True):
-        config = EngineConfig(model=bench.options.model, max_num_seqs=32, speculative_config=is_on)
-        engines[is_on] = Engine(config, source.model, source.tokenizer)
-    engines[True].speculation.begin_control(step_costs(source.model, source.fingerprint, torch.device("cpu")))
+    """Does the default speculation ever cost speed?"""
+    engines = engines_of(bench, {"plain": False, "on": True})
     params = SamplingParams(max_tokens=bench.options.hurt_tokens, temperature=0.0, ignore_eos=True, seed=1)
     result: dict[str, Any] = {}
     for group in GROUPS:
@@ -333,8 +398,8 @@ def hurts(bench: Bench) -> dict[str, Any]:
             by_turns(engines, prompts, params)  # the prompts' blocks are cached
             ratios = []
             for number in range(bench.options.rounds):
-                seconds = by_turns(dict(sorted(engines.items(), reverse=number % 2 == 1)), prompts, params)
-                ratios.append(seconds[False] / seconds[True])
+                found = by_turns(dict(sorted(engines.items(), reverse=number % 2 == 1)), prompts, params)
+                ratios.append(found["plain"][1] / found["on"][1])
             result[f"{group}, batch {batch}"] = {
                 "lower_bound": lower_bound(ratios),
                 "median": round(statistics.median(ratios), 3),
@@ -376,6 +441,7 @@ PARTS = {
     "prediction": prediction,
     "identity": identity,
     "heads": heads,
+    "trained": trained,
     "hurts": hurts,
 }
 
@@ -389,6 +455,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--schemas", type=int, default=100)
     parser.add_argument("--prompts", type=int, default=64, help="of the part `identity`")
     parser.add_argument("--head-prompts", type=int, default=64, help="of the part `heads`")
+    parser.add_argument("--trained-questions", type=int, default=80, help="of each group, of the part `trained`")
+    parser.add_argument("--trained-tokens", type=int, default=256)
     parser.add_argument("--identity-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--hurt-tokens", type=int, default=48)
