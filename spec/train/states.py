@@ -76,7 +76,10 @@ def capture(
     wanted = json.dumps({**identity, "spans": len(spans), "tokens": _checksum(spans)}, sort_keys=True)
     if mark.exists() and mark.read_text("utf-8") != wanted:
         raise TrainingError(f"{mark}: holds states of another model, other layers or other data; use another folder")
-    mark.write_text(wanted, encoding="utf-8")
+    if not mark.exists():
+        partial = mark.with_suffix(".partial")
+        partial.write_text(wanted, encoding="utf-8")
+        partial.replace(mark)
     for number, start in enumerate(range(0, len(spans), RECORDS_PER_SHARD)):
         path = folder / f"shard-{number:05d}.safetensors"
         part = spans[start : start + RECORDS_PER_SHARD]
@@ -113,17 +116,12 @@ class StateStore:
         self.spans = spans
         self._files: list[Any] = []
         self._starts: list[int] = []
-        for first in range(0, len(spans), RECORDS_PER_SHARD):
+        for number, first in enumerate(range(0, len(spans), RECORDS_PER_SHARD)):
             start = 0
             for span in spans[first : first + RECORDS_PER_SHARD]:
                 self._starts.append(start)
                 start += len(span.token_ids)
-        for number in range(-(-len(spans) // RECORDS_PER_SHARD)):
-            path = folder / f"shard-{number:05d}.safetensors"
-            try:
-                self._files.append(safe_open(path, framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise TrainingError(f"{path}: can't be read ({error}); delete it to capture it again") from error
+            self._files.append(_open(folder / f"shard-{number:05d}.safetensors", start))
 
     def read(self, index: int) -> Captured:
         """The states of span `index`."""
@@ -137,3 +135,15 @@ class StateStore:
 
     def __iter__(self) -> Iterator[Captured]:
         return (self.read(index) for index in range(len(self.spans)))
+
+
+def _open(path: Path, num_tokens: int) -> Any:
+    """A shard, of which as much is looked at as costs nothing; TrainingError where it doesn't hold what it should."""
+    try:
+        file: Any = safe_open(path, framework="pt")
+        found = {name: file.get_slice(name).get_shape()[0] for name in ("states", "log_totals", "top_ids")}
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(f"{path}: can't be read ({error}); delete it to capture it again") from error
+    if set(found.values()) != {num_tokens}:
+        raise TrainingError(f"{path}: its tensors have rows {found}, not {num_tokens}; delete it to capture it again")
+    return file
