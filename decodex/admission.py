@@ -75,7 +75,7 @@ class Admission:
         if not isinstance(params, SamplingParams):
             raise RequestError("params", params, "SamplingParams")
         check_int("priority", priority, -(2**31), 2**31 - 1)
-        text, token_ids = self._tokens_of(prompt)
+        text, token_ids = self.tokens_of(prompt)
         max_total = self._max_total_tokens(len(token_ids), params)
         self._check_params(params)
         grammar = self._grammars.compile(params, cancelled)
@@ -133,7 +133,8 @@ class Admission:
             return params.seed
         return secrets.randbits(DRAWN_SEED_BITS) if self._config.seed is None else self._config.seed
 
-    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """A prompt's text, where it has one, and its token ids. Raises RequestError."""
         if isinstance(prompt, Mapping):
             keys = list(prompt)
             if len(keys) != 1 or keys[0] not in PROMPT_KEYS:

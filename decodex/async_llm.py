@@ -111,15 +111,19 @@ class AsyncLLM:
         schema: Any = None,
         request_id: str | None = None,
         priority: int = 0,
+        cache_salt: str = "",
+        only_last: bool = False,
     ) -> AsyncGenerator[RequestOutput]:
-        """Answer one prompt, yielding the answer so far; closing the iterator or cancelling aborts the request."""
-        request = await self._admit(prompt, with_schema(params, schema), request_id, priority)
-        listener = Listener(asyncio.get_running_loop())
-        self._thread.add(request, listener)
+        """Answer one prompt, yielding the answer so far (the whole answer alone with `only_last`); closing the iterator
+        or cancelling aborts the request. Only requests with the same `cache_salt` share a prefix cache."""
+        params = with_schema(params, schema)
+        request = await self.admit(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        listener = Listener(asyncio.get_running_loop(), only_last=only_last)
+        self.submit(request, listener)
         finished = False
         try:
             while not finished:
-                reply = await listener.replies.get()
+                reply = await listener.next()
                 if isinstance(reply, DecodexError):
                     finished = True
                     raise reply
@@ -151,11 +155,19 @@ class AsyncLLM:
         """End a request with finish reason `abort`; its stream gets that as its last output."""
         self._thread.abort(request_id)
 
-    async def _admit(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int
+    async def admit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> Request:
-        """Admission; with a constraint in a thread, where it is compiled."""
-        admit = functools.partial(self.engine.admission.admit, request_id=request_id, priority=priority)
+        """A request for `submit`, or its refusal (RequestError). A constraint is compiled in a thread."""
+        admit = functools.partial(
+            self.engine.admission.admit, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
         if params is None or getattr(params, "structured_outputs", None) is None:
             return admit(prompt, params)
         cancelled = threading.Event()
@@ -170,9 +182,14 @@ class AsyncLLM:
             cancelled.set()
             raise
 
+    def submit(self, request: Request, listener: Listener) -> None:
+        """Queue an admitted request. Its replies go to the listener: outputs, the last one finished, or an error
+        (QueueFullError, EngineError). Raises EngineError after a failure. `abort` ends it."""
+        self._thread.add(request, listener)
+
     async def _last(self, prompt: Prompt, params: SamplingParams | None, priority: int) -> RequestOutput:
         last: RequestOutput | None = None
-        async for output in self.stream(prompt, params, priority=priority):
+        async for output in self.stream(prompt, params, priority=priority, only_last=True):
             last = output
         assert last is not None, "a stream ended without an output"
         return last

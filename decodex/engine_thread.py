@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from decodex.engine import Engine, check_torch_defaults
@@ -20,20 +21,56 @@ logger = logging.getLogger(__name__)
 
 Reply = RequestOutput | DecodexError
 
+MAX_BACKLOG = 32  # replies that wait for a listener before some are left out
+
 
 class Listener:
-    """Where a request's replies go: a queue of the event loop that asked."""
+    """Where the replies of one or more requests go: a queue of the event loop that asked. Outputs are the answers so
+    far, so that a listener that lags far behind gets the newest one in place of some."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.replies: asyncio.Queue[Reply] = asyncio.Queue()
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, only_last: bool = False) -> None:
+        """`only_last`: finished outputs are all that is wanted."""
+        self.loop = loop
+        self.only_last = only_last
+        self._replies: deque[Reply] = deque()
+        self._woken = asyncio.Event()
+
+    async def next(self) -> Reply:
+        """The next reply; one coroutine at a time may wait."""
+        while not self._replies:
+            self._woken.clear()
+            await self._woken.wait()
+        return self._replies.popleft()
+
+    def put(self, reply: Reply) -> None:
+        """Called in the event loop."""
+        if len(self._replies) >= MAX_BACKLOG and isinstance(reply, RequestOutput):
+            self._drop_outdated(reply.request_id)
+        self._replies.append(reply)
+        self._woken.set()
 
     def send(self, reply: Reply) -> None:
-        """Called in the engine's thread; a loop that is closed has nobody who listens."""
-        try:
-            self._loop.call_soon_threadsafe(self.replies.put_nowait, reply)
-        except RuntimeError:
-            logger.debug("a reply came after its event loop had closed")
+        """Called in the engine's thread."""
+        _deliver_to(self.loop, [(self, reply)])
+
+    def _drop_outdated(self, request_id: str) -> None:
+        for place, reply in enumerate(self._replies):
+            if isinstance(reply, RequestOutput) and reply.request_id == request_id:
+                del self._replies[place]
+                return
+
+
+def _deliver_to(loop: asyncio.AbstractEventLoop, replies: list[tuple[Listener, Reply]]) -> None:
+    """Hand replies over to an event loop, which is woken once; one that is closed has nobody who listens."""
+
+    def put_all() -> None:
+        for listener, reply in replies:
+            listener.put(reply)
+
+    try:
+        loop.call_soon_threadsafe(put_all)
+    except RuntimeError:
+        logger.debug("a reply came after its event loop had closed")
 
 
 class EngineThread:
@@ -120,11 +157,16 @@ class EngineThread:
             self._deliver([request])
 
     def _deliver(self, requests: list[Request]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Listener, Reply]]] = {}
         for request in requests:
-            output = self._engine.output_of(request)
-            self._listeners[request.request_id].send(output)
-            if output.finished:
+            listener = self._listeners[request.request_id]
+            if request.is_finished:
                 del self._listeners[request.request_id]
+            elif listener.only_last:
+                continue
+            by_loop.setdefault(listener.loop, []).append((listener, self._engine.output_of(request)))
+        for loop, replies in by_loop.items():
+            _deliver_to(loop, replies)
 
     def _fail(self, failure: EngineError) -> None:
         self.failure = failure

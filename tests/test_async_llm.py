@@ -10,6 +10,7 @@ import torch
 from fakes import VOCAB, FakeModel, expected_tokens, hash_logits, make_engine
 
 from decodex import AsyncLLM, RequestError, SamplingParams
+from decodex.engine_thread import MAX_BACKLOG, Listener
 from decodex.errors import EngineError
 
 
@@ -141,3 +142,52 @@ def test_shutdown_ends_requests_in_flight():
             await task
 
     asyncio.run(main())
+
+
+def test_only_the_last_output_where_nothing_else_is_wanted():
+    async def main():
+        async with AsyncLLM.from_engine(make_engine()) as llm:
+            return [o async for o in llm.stream([1, 2], params_of(1), only_last=True)]
+
+    [output] = asyncio.run(main())
+    assert output.finished
+    assert output.outputs[0].token_ids == expected_tokens([1, 2], params_of(1))
+
+
+def test_several_requests_of_one_listener_that_lags_behind():
+    """A reader that never reads held a snapshot of every step: memory that grew with the square of the output."""
+
+    async def main():
+        async with AsyncLLM.from_engine(make_engine()) as llm:
+            listener = Listener(asyncio.get_running_loop())
+            for seed in (1, 2):
+                llm.submit(await llm.admit([seed], params_of(seed, 100), request_id=str(seed)), listener)
+            while llm.engine.has_work:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
+            assert len(listener._replies) <= MAX_BACKLOG
+            last = {}
+            while len([o for o in last.values() if o.finished]) < 2:
+                output = await listener.next()
+                before = last.get(output.request_id)
+                tokens = output.outputs[0].token_ids
+                assert before is None or before.outputs[0].token_ids == tokens[: len(before.outputs[0].token_ids)]
+                last[output.request_id] = output
+            return last
+
+    last = asyncio.run(main())
+    for seed in (1, 2):
+        assert last[str(seed)].outputs[0].token_ids == expected_tokens([seed], params_of(seed, 100))
+
+
+def test_equal_prompts_share_the_prefix_cache_under_the_same_salt_only():
+    async def main():
+        async with AsyncLLM.from_engine(make_engine()) as llm:
+            cached = []
+            for salt in ("a", "b", "a"):
+                async for output in llm.stream(list(range(1, 11)), params_of(1), cache_salt=salt):
+                    last = output
+                cached.append(last.metrics.num_cached_tokens)
+            return cached
+
+    assert asyncio.run(main()) == [0, 0, 8]
