@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
+import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.head_module import HeadModule
 from decodex.spec.train.loss import DepthScores, depth_loss, depth_scores, target_probs
 from decodex.spec.train.recipe import Recipe
-from decodex.spec.train.states import StateStore
+from decodex.spec.train.states import StateStore, checksum
 
-__all__ = ["Trainee", "evaluate", "train"]
+__all__ = ["Trainee", "check_folder", "evaluate", "train"]
 
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINT, HISTORY = "checkpoint.pt", "history.json"
 _BETAS = (0.9, 0.95)
 
 
@@ -42,15 +43,13 @@ class Trainee:
         return self.target_output if self.output_name is None else self.weights[self.output_name]
 
 
-@dataclass
-class _State:
-    """Where a training stands."""
-
-    epoch: int = 0
-    batch: int = 0  # next one of the epoch
-    tokens: int = 0  # answer tokens seen
-    seconds: float = 0.0
-    next_eval: int = 0  # tokens
+def check_folder(folder: Path, resume: bool) -> None:
+    """TrainingError where there is nothing to go on from, or without `resume` a training that would be lost."""
+    path = folder / CHECKPOINT
+    if resume and not path.is_file():
+        raise TrainingError(f"{path}: no checkpoint to go on from")
+    if path.exists() and not resume:
+        raise TrainingError(f"{path}: is there already: go on from it (resume), or train in another folder")
 
 
 def train(
@@ -65,66 +64,151 @@ def train(
 ) -> list[dict[str, Any]]:
     """Train the weights in place on the first of the stores; the history, with evaluations on the second.
 
-    A checkpoint stands in `folder` after every evaluation and when the training is interrupted; `resume` goes on from
-    it: what follows is then what would have followed. TrainingError where there is none, or one of another training
-    (`identity`).
+    Checkpoint and history are in `folder` after every evaluation and when the training is interrupted; `resume` goes on
+    from there: what follows is then what would have followed. TrainingError where `check_folder` has one, where the
+    checkpoint is of another training (recipe, data, head or `identity`), and where numbers are no longer finite.
     """
-    store, held_out = stores
-    hidden, device = trainee.target_output.shape[1], trainee.target_output.device
-    parameters = trainee.weights
-    for weight in parameters.values():
-        weight.requires_grad_(True)
-    optimizer = torch.optim.AdamW(
-        parameters.values(), recipe.learning_rate, _BETAS, weight_decay=recipe.weight_decay, fused=True
-    )
-    state = _State()
-    history: list[dict[str, Any]] = []
-    made_of = json.dumps({"recipe": asdict(recipe), **(identity or {})}, sort_keys=True)
+    check_folder(folder, resume)
+    run = _Run(trainee, stores, recipe, folder, identity or {})
     if resume:
-        state, history = _load(folder, parameters, optimizer, made_of)
-    rows_an_epoch = sum(span.num_rows for span in store.spans)
-    total = max(1, round(recipe.epochs * rows_an_epoch))
-    is_whole = True  # not in the middle of a step
+        run.load()
     try:
-        while state.tokens < total:
-            batches = shuffled(store.spans, recipe.batch_tokens, recipe.seed, state.epoch)
-            while state.batch < len(batches) and state.tokens < total:
-                if state.tokens >= state.next_eval:
-                    state.next_eval += recipe.eval_every
-                    history.append(_standing(state) | evaluate(trainee, held_out, recipe))
-                    progress(history[-1])
-                    _save(folder, parameters, optimizer, state, history, made_of)
-                start = time.perf_counter()
-                share = state.tokens / total
-                num_depths = recipe.depths if share >= recipe.deepen_at else recipe.first_depths
-                batch = make_batch(store, batches[state.batch], num_depths, hidden, device)
-                rate = _rate(share, recipe)
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
-                is_whole = False
-                loss = _step(trainee, batch, num_depths, recipe)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-                state.batch += 1
-                state.tokens += batch.num_rows
-                state.seconds += time.perf_counter() - start
-                is_whole = True
-                history.append(_standing(state) | {"loss": loss, "lr": rate, "depths": num_depths})
-                progress(history[-1])
-            if state.batch >= len(batches):
-                state.epoch, state.batch = state.epoch + 1, 0
-        history.append(_standing(state) | evaluate(trainee, held_out, recipe))
-        progress(history[-1])
+        while run.state.tokens < run.total:
+            batches = shuffled(stores[0].spans, recipe.batch_tokens, recipe.seed, run.state.epoch)
+            while run.state.batch < len(batches) and run.state.tokens < run.total:
+                if run.state.tokens >= run.state.next_eval:
+                    progress(run.evaluate())
+                progress(run.step(batches[run.state.batch]))
+            if run.state.batch >= len(batches):
+                run.state = replace(run.state, epoch=run.state.epoch + 1, batch=0)
+        if "accuracy" not in run.history[-1]:  # it is there where a finished training goes on
+            progress(run.evaluate())
     finally:
-        if is_whole:
-            _save(folder, parameters, optimizer, state, history, made_of)
-        for weight in parameters.values():
+        run.close()
+    return run.history
+
+
+@dataclass(frozen=True)
+class _State:
+    """Where a training stands."""
+
+    epoch: int = 0
+    batch: int = 0  # next one of the epoch
+    tokens: int = 0  # answer tokens seen
+    seconds: float = 0.0
+    next_eval: int = 0  # tokens
+
+
+class _Run:
+    """A training under way: weights, optimizer, place and history, which go to disk together."""
+
+    def __init__(
+        self,
+        trainee: Trainee,
+        stores: tuple[StateStore, StateStore],
+        recipe: Recipe,
+        folder: Path,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self._trainee, self._recipe, self._folder = trainee, recipe, folder
+        self._store, self._held_out = stores
+        contents = {**identity, **asdict(recipe), **_contents(trainee, stores)}
+        self._made_of: dict[str, Any] = json.loads(json.dumps(contents))  # as it will be read
+        self._is_whole = True  # weights and state are of the same step
+        self.state = _State()
+        self.history: list[dict[str, Any]] = []
+        self.total = max(1, round(recipe.epochs * sum(span.num_rows for span in self._store.spans)))
+        for weight in trainee.weights.values():
+            weight.requires_grad_(True)
+        self._optimizer = torch.optim.AdamW(
+            trainee.weights.values(), recipe.learning_rate, _BETAS, weight_decay=recipe.weight_decay, fused=True
+        )
+
+    def evaluate(self) -> dict[str, Any]:
+        """The entry of an evaluation, with which all is saved."""
+        found = evaluate(self._trainee, self._held_out, self._recipe)
+        self.history.append(self._standing() | found)
+        self.state = replace(self.state, next_eval=self.state.next_eval + self._recipe.eval_every)
+        self.save()
+        return self.history[-1]
+
+    def step(self, indices: list[int]) -> dict[str, Any]:
+        """Train one batch of these spans; its entry."""
+        start, recipe, state = time.perf_counter(), self._recipe, self.state
+        share = state.tokens / self.total
+        num_depths = recipe.depths if share >= recipe.deepen_at else recipe.first_depths
+        output = self._trainee.target_output
+        batch = make_batch(self._store, indices, num_depths, output.shape[1], output.device)
+        rate = _rate(share, recipe)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        try:
+            loss = _gradients(self._trainee, batch, num_depths, recipe)
+        except TrainingError as error:
+            raise TrainingError(f"batch {state.batch} of epoch {state.epoch}: {error}") from None
+        self._is_whole = False
+        self._optimizer.step()
+        seconds = state.seconds + time.perf_counter() - start
+        self.state = replace(state, batch=state.batch + 1, tokens=state.tokens + batch.num_rows, seconds=seconds)
+        self.history.append(self._standing() | {"loss": loss, "lr": rate, "depths": num_depths})
+        self._is_whole = True
+        self._optimizer.zero_grad(set_to_none=True)
+        return self.history[-1]
+
+    def close(self) -> None:
+        """Save, unless an interruption fell into the middle of a change of the weights."""
+        if self._is_whole:
+            self.save()
+        for weight in self._trainee.weights.values():
             weight.requires_grad_(False)
-    return history
+            weight.grad = None
+
+    def save(self) -> None:
+        """Write checkpoint and history, each whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        held = {name: weight.detach() for name, weight in self._trainee.weights.items()}
+        told = json.dumps({"state": asdict(self.state), "history": self.history, "made_of": self._made_of})
+        partial = self._folder / f"{CHECKPOINT}.partial"
+        torch.save({"weights": held, "optimizer": self._optimizer.state_dict(), "told": told}, partial)
+        partial.replace(self._folder / CHECKPOINT)
+        partial = self._folder / f"{HISTORY}.partial"
+        partial.write_text(json.dumps(self.history) + "\n", encoding="utf-8")
+        partial.replace(self._folder / HISTORY)
+
+    def load(self) -> None:
+        """Go back to what was saved; TrainingError where that is damaged or of another training."""
+        path = self._folder / CHECKPOINT
+        try:
+            held = torch.load(path, map_location="cpu", weights_only=True)
+            told = json.loads(held["told"])
+        except Exception as error:  # pickle's own kinds
+            raise TrainingError(f"{path}: can't be read ({type(error).__name__}: {error})") from error
+        self._check_same(path, told["made_of"])
+        with torch.no_grad():
+            for name, weight in self._trainee.weights.items():
+                weight.copy_(held["weights"][name])
+        self._optimizer.load_state_dict(held["optimizer"])
+        self.state, self.history = _State(**told["state"]), told["history"]
+
+    def _check_same(self, path: Path, found: Mapping[str, Any]) -> None:
+        numbers = asdict(self._recipe)
+        names = [name for name in {**self._made_of, **found} if found.get(name) != self._made_of.get(name)]
+        if names:
+            told = [f"{name} {found.get(name)}, not {numbers[name]}" if name in numbers else name for name in names]
+            raise TrainingError(f"{path}: is of another training ({'; '.join(told)}): train in another folder")
+
+    def _standing(self) -> dict[str, Any]:
+        return {"tokens": self.state.tokens, "seconds": round(self.state.seconds, 1), "epoch": self.state.epoch}
 
 
-def _standing(state: _State) -> dict[str, Any]:
-    return {"tokens": state.tokens, "seconds": round(state.seconds, 1), "epoch": state.epoch}
+def _contents(trainee: Trainee, stores: tuple[StateStore, StateStore]) -> dict[str, Any]:
+    """What a training is of, beside its recipe, as JSON."""
+    return {
+        "data": checksum(stores[0].spans),
+        "held-out data": checksum(stores[1].spans),
+        "head": {name: list(weight.shape) for name, weight in trainee.weights.items()},
+        "vocabulary": zlib.crc32(trainee.vocabulary.cpu().numpy().tobytes()),
+    }
 
 
 def _rate(share: float, recipe: Recipe) -> float:
@@ -135,8 +219,8 @@ def _rate(share: float, recipe: Recipe) -> float:
     return recipe.learning_rate * (recipe.final_rate + (1 - recipe.final_rate) * 0.5 * (1 + math.cos(math.pi * left)))
 
 
-def _step(trainee: Trainee, batch: Batch, num_depths: int, recipe: Recipe) -> list[float]:
-    """Gradients of one batch; the loss of each depth. TrainingError where it is not finite."""
+def _gradients(trainee: Trainee, batch: Batch, num_depths: int, recipe: Recipe) -> list[float]:
+    """Those of one batch, clipped; the loss of each depth. TrainingError where one is not finite."""
     with torch.no_grad():
         probs = target_probs(batch, trainee.target_output)
     num_rows = batch.rows.index.shape[1]
@@ -151,7 +235,9 @@ def _step(trainee: Trainee, batch: Batch, num_depths: int, recipe: Recipe) -> li
     if not math.isfinite(value):
         raise TrainingError(f"the loss became {value}; a lower learning_rate may help")
     total.backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_(parameters.values(), recipe.clip)
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), recipe.clip))
+    if not math.isfinite(norm):
+        raise TrainingError(f"the gradient's norm became {norm}; a lower learning_rate may help")
     return [round(float(loss.detach()), 6) for loss in losses]
 
 
@@ -187,38 +273,3 @@ def evaluate(trainee: Trainee, store: StateStore, recipe: Recipe) -> dict[str, A
         "overlap": [round(each.overlap / max(each.num_rows, 1), 4) for each in scores],
         "tokens_per_step": round(expected, 3),
     }
-
-
-def _save(
-    folder: Path,
-    parameters: dict[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    state: _State,
-    history: list[dict[str, Any]],
-    made_of: str,
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{CHECKPOINT}.partial"
-    held = {name: weight.detach() for name, weight in parameters.items()}
-    told = {"state": asdict(state), "history": json.dumps(history), "made_of": made_of}
-    torch.save({"weights": held, "optimizer": optimizer.state_dict(), **told}, partial)
-    partial.replace(folder / CHECKPOINT)
-
-
-def _load(
-    folder: Path, parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, made_of: str
-) -> tuple[_State, list[dict[str, Any]]]:
-    path = folder / CHECKPOINT
-    if not path.is_file():
-        raise TrainingError(f"{path}: no checkpoint to go on from")
-    try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle's own kinds
-        raise TrainingError(f"{path}: can't be read ({type(error).__name__}: {error})") from error
-    if held["made_of"] != made_of:
-        raise TrainingError(f"{path}: is of another recipe, model or data; without --resume the training starts anew")
-    with torch.no_grad():
-        for name, weight in parameters.items():
-            weight.copy_(held["weights"][name])
-    optimizer.load_state_dict(held["optimizer"])
-    return _State(**held["state"]), json.loads(held["history"])

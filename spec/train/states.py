@@ -20,7 +20,7 @@ from torch import Tensor
 from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.records import Record
 
-__all__ = ["Captured", "Span", "StateStore", "capture"]
+__all__ = ["Captured", "Span", "StateStore", "capture", "checksum"]
 
 RECORDS_PER_SHARD = 128
 _LARGEST = 65504.0  # of float16
@@ -73,7 +73,7 @@ def capture(
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / "states.json"
-    wanted = json.dumps({**identity, "spans": len(spans), "tokens": _checksum(spans)}, sort_keys=True)
+    wanted = json.dumps({**identity, "spans": len(spans), "tokens": checksum(spans)}, sort_keys=True)
     if mark.exists() and mark.read_text("utf-8") != wanted:
         raise TrainingError(f"{mark}: holds states of another model, other layers or other data; use another folder")
     if not mark.exists():
@@ -102,7 +102,8 @@ def capture(
     return StateStore(folder, spans)
 
 
-def _checksum(spans: Sequence[Span]) -> int:
+def checksum(spans: Sequence[Span]) -> int:
+    """Of tokens and where answers begin; 32 bits."""
     total = 0
     for span in spans:
         total = zlib.crc32(torch.tensor([span.answer_start, *span.token_ids]).numpy().tobytes(), total)
