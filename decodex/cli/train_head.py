@@ -44,9 +44,10 @@ def run(argv: Sequence[str]) -> int:
     arguments = build_parser().parse_exactly(argv)
     recipe = Recipe(**given(arguments, Recipe))
     from decodex.head_training import HeadTraining, train_head
-    from decodex.spec.train.curves import draw_curves
+    from decodex.spec.train.loop import check_folder
 
     out: pathlib.Path = arguments.out
+    check_folder(out, arguments.resume)
     job = HeadTraining(
         model=arguments.model,
         method=arguments.method,
@@ -59,15 +60,15 @@ def run(argv: Sequence[str]) -> int:
         resume=arguments.resume,
         device=arguments.device,
     )
-    progress = Progress()
+    progress = Progress(out)
     try:
         report = train_head(job, progress)
     except KeyboardInterrupt:
-        print(f"\n{out}: the same command with --resume goes on", file=sys.stderr)
+        how = " with --resume" if (out / "checkpoint.pt").exists() else ""
+        print(f"\n{out}: the same command{how} goes on", file=sys.stderr)
         raise
     finally:
         progress.close()
-    draw_curves(json.loads((out / "history.json").read_text("utf-8")), out / "curves.png")
     coverage = f"{report['vocabulary_coverage']:.1%} of the answers' tokens can be drafted"
     print(f"{out}: {report['method']} head; {coverage}, {standing(report)}")
     return 0
@@ -81,9 +82,12 @@ def standing(facts: Mapping[str, Any]) -> str:
 
 
 class Progress:
-    """A bar for each phase, where there is a terminal, and a line for each evaluation."""
+    """A bar for each phase, where there is a terminal; at each evaluation a line, and the curves drawn anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: pathlib.Path) -> None:
+        """`out`: the folder of the history and the curves."""
+        self._out = out
+        self._draws = True  # until it turns out that it can't
         self._bar: Any = None
         self._shown: object = None
 
@@ -99,9 +103,17 @@ class Progress:
             self._bar.set_postfix_str("loss " + " ".join(f"{loss:.2f}" for loss in facts["loss"]), refresh=False)
         if "accuracy" in facts:
             tqdm.write(f"{facts['tokens']} tokens, {facts['seconds']:.0f} s: {standing(facts)}")
+            self._draw()
 
     def close(self) -> None:
         """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
         self._bar = self._shown = None
+
+    def _draw(self) -> None:
+        from decodex.spec.train.curves import draw_curves
+
+        if self._draws:
+            history = json.loads((self._out / "history.json").read_text("utf-8"))
+            self._draws = draw_curves(history, self._out / "curves.png")

@@ -47,8 +47,10 @@ def draw_curves(history: Sequence[Mapping[str, Any]], path: Path) -> bool:
         if axes.get_legend_handles_labels()[1]:
             axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", dpi=100)
+    partial = path.with_name(f"{path.name}.partial")
+    figure.savefig(partial, format="png", dpi=100)
     pyplot.close(figure)
+    partial.replace(path)
     return True
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from decodex import head_training
 from decodex.cli import main
-from decodex.cli.train_head import build_parser
+from decodex.cli.train_head import Progress, build_parser
 from decodex.definition import options_of
 from decodex.head_training import HeadTraining
+from decodex.spec.train import curves
 from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.recipe import Recipe
 
@@ -33,6 +34,8 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[HeadTraining]:
 
     def stand_in(job: HeadTraining, progress: Callable[[str, Mapping[str, Any]], None]) -> dict[str, Any]:
         asked.append(job)
+        job.out.mkdir(exist_ok=True)
+        (job.out / "history.json").write_text(json.dumps([FOUND]))
         for phase, facts in [
             ("capture", {"tokens": 40, "of": 80}),
             ("capture", {"tokens": 80, "of": 80}),
@@ -41,8 +44,6 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[HeadTraining]:
             ("train", FOUND),
         ]:
             progress(phase, facts)
-        job.out.mkdir()
-        (job.out / "history.json").write_text(json.dumps([FOUND]))
         return {"method": job.method, "vocabulary_coverage": 0.987, **FOUND}
 
     monkeypatch.setattr(head_training, "train_head", stand_in)
@@ -53,6 +54,8 @@ def test_a_command_line_becomes_a_job(
     jobs: list[HeadTraining], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
+    out.mkdir()
+    (out / "checkpoint.pt").touch()
     argv = f"train-head --method mtp --model m --data a b.gz --out {out} --epochs 2.5 --depths 3 --resume --device cpu"
     assert main([*argv.split(), "--init", "i", "--held-out", "h", "--states", "s"]) == 0
     path = pathlib.Path
@@ -90,16 +93,60 @@ def test_every_number_of_the_recipe_is_a_flag() -> None:
     assert {f"--{name}" for name in names} <= set(flags)
 
 
+@pytest.mark.parametrize(("has_checkpoint", "how"), [(True, " with --resume"), (False, "")])
 def test_an_interrupted_training_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    has_checkpoint: bool,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """A capture that was interrupted has no checkpoint, and needs none."""
+
     def interrupted(job: HeadTraining, progress: object) -> None:
+        if has_checkpoint:
+            job.out.mkdir()
+            (job.out / "checkpoint.pt").touch()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(head_training, "train_head", interrupted)
     argv = ["train-head", "--method", "eagle3", "--data", "a", "--out", str(tmp_path / "out")]
     assert main(argv) == 130
-    assert "out: the same command with --resume goes on\ninterrupted\n" in capsys.readouterr().err
+    assert f"out: the same command{how} goes on\ninterrupted\n" in capsys.readouterr().err
+
+
+def test_a_folder_with_a_training_or_without_one_is_refused_before_anything_is_done(
+    jobs: list[HeadTraining], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["train-head", "--method", "eagle3", "--data", "a", "--out", str(tmp_path)]
+    assert main([*argv, "--resume"]) == 2
+    (tmp_path / "checkpoint.pt").touch()
+    assert main(argv) == 2
+    path = tmp_path / "checkpoint.pt"
+    assert capsys.readouterr().err.splitlines() == [
+        f"decodex train-head: error: {path}: no checkpoint to go on from",
+        f"decodex train-head: error: {path}: is there already: go on from it (resume), or train in another folder",
+    ]
+    assert not jobs
+
+
+def test_curves_are_drawn_at_every_evaluation_if_they_can_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    drawn: list[Any] = []
+
+    def draw(history: list[Any], path: pathlib.Path) -> bool:
+        drawn.append((len(history), path))
+        return len(drawn) < 2
+
+    monkeypatch.setattr(curves, "draw_curves", draw)
+    progress = Progress(tmp_path)
+    for size in range(1, 5):
+        (tmp_path / "history.json").write_text(json.dumps([FOUND] * size))
+        progress("train", {"tokens": 9, "seconds": 1.0, "loss": [2.0], "lr": 1e-3})
+        progress("train", FOUND)
+    progress.close()
+    assert drawn == [(1, tmp_path / "curves.png"), (2, tmp_path / "curves.png")]
 
 
 @pytest.mark.parametrize(

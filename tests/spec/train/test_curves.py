@@ -23,6 +23,7 @@ def test_a_picture_is_drawn(history: list[dict[str, Any]], tmp_path: pathlib.Pat
     pytest.importorskip("matplotlib")
     path = tmp_path / "new" / "curves.png"
     assert draw_curves(history, path)
+    assert [each.name for each in path.parent.iterdir()] == ["curves.png"]
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
     assert data.endswith(b"IEND\xaeB`\x82")
