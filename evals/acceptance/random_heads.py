@@ -1,17 +1,19 @@
-"""Draft heads with random weights in the public layouts, for the size of a loaded target: their drafts are worthless,
+"""Draft heads (in the public layouts) and a draft model with random weights for a target: their drafts are worthless,
 and the tokens must be the same all the same."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
-__all__ = ["METHODS", "write_head"]
+__all__ = ["METHODS", "write_draft_model", "write_head"]
 
 METHODS = ("eagle", "eagle3", "mtp")
 DRAFT_VOCABULARY = 4096
@@ -53,6 +55,25 @@ def write_head(method: str, target: pathlib.Path, folder: pathlib.Path, seed: in
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(own), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
+
+
+def write_draft_model(target: pathlib.Path, folder: pathlib.Path, seed: int = 1) -> None:
+    """A causal model of one narrow layer with the vocabulary of the target that lies in `target`."""
+    known = json.loads((target / "config.json").read_text("utf-8"))
+    config = LlamaConfig(
+        vocab_size=known["vocab_size"],
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=known["max_position_embeddings"],
+    )
+    torch.manual_seed(seed)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for file in target.iterdir():
+        if "token" in file.name or file.suffix in (".jinja", ".txt"):
+            shutil.copy(file, folder)
 
 
 def _random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

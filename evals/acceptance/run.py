@@ -319,7 +319,7 @@ def identity(bench: Bench) -> dict[str, Any]:
 
 
 def heads(bench: Bench) -> dict[str, Any]:
-    """The same for heads with random weights and for the model as its own draft model, chains and trees."""
+    """The same for heads and a draft model with random weights, chains and trees."""
     prompts = identity_prompts(bench)[: bench.options.head_prompts]
     cases = [(temperature, is_json) for temperature in TEMPERATURES for is_json in (False, True)]
     expected = {case: bench.run(prompts, **full_params(bench, *case))[0] for case in cases}
@@ -328,11 +328,12 @@ def heads(bench: Bench) -> dict[str, Any]:
     differing: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for method in (*random_heads.METHODS, "draft_model"):
-            name = bench.options.model
-            if method != "draft_model":
-                name = str(pathlib.Path(folder) / method)
-                random_heads.write_head(method, target, pathlib.Path(name))
-            config = {"method": method, "model": name, "control": False}
+            path = pathlib.Path(folder) / method
+            if method == "draft_model":
+                random_heads.write_draft_model(target, path)
+            else:
+                random_heads.write_head(method, target, path)
+            config = {"method": method, "model": str(path), "num_speculative_tokens": 3, "control": False}
             llm = LLM(bench.options.model, max_num_seqs=32, speculative_config=config)
             for case in cases:
                 for tree in TREES:
