@@ -146,6 +146,7 @@ def train_head(
         vocabulary, coverage = draft_vocabulary(answers, recipe.draft_vocab_size, target.model.vocab_size)
     else:
         vocabulary, coverage = known.vocabulary, _coverage(known.vocabulary, answers)
+        config["draft_vocab_size"] = len(vocabulary)
     ids = torch.tensor(vocabulary, device=target.device)
     layer, norm, output = target.weights()
     rows = output.to(target.device).index_select(0, ids).float()
