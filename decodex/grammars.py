@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -15,11 +16,22 @@ from decodex.grammar.compiler import GrammarCompiler
 from decodex.grammar.constraint import Constraint
 from decodex.grammar.errors import ConstraintError
 from decodex.grammar.matcher import MaskRow
+from decodex.grammar.schema.prepare import check_backend, prepare_schema
 from decodex.grammar.vocabulary import GrammarVocabulary
 from decodex.params import SamplingParams
 from decodex.structured_outputs import FIELD
 
-__all__ = ["Grammars"]
+__all__ = ["Grammars", "refusal_of_schema"]
+
+
+@functools.lru_cache(maxsize=1024)
+def refusal_of_schema(text: str) -> str | None:
+    """Why no part of a structural tag can follow a schema (JSON text), or None where one can."""
+    try:
+        check_backend(prepare_schema(text), "llguidance")
+    except ConstraintError as error:
+        return str(error)
+    return None
 
 
 class Grammars:
