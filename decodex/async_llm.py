@@ -153,6 +153,10 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End a request with finish reason `abort`; its stream gets that as its last output."""
+        self.abort_soon(request_id)
+
+    def abort_soon(self, request_id: str) -> None:
+        """`abort`, for a caller that is no coroutine."""
         self._thread.abort(request_id)
 
     async def admit(

@@ -12,7 +12,8 @@ from decodex.batch import StepBatch, StepOutput
 from decodex.config import EngineConfig, resolve, resolve_device
 from decodex.cost_profile import step_costs
 from decodex.draft_chooser import DraftChooser
-from decodex.errors import DecodexError, EngineError, QueueFullError, RequestError
+from decodex.errors import DecodexError, EngineError, NoTokenLeftError, QueueFullError, RequestError
+from decodex.features.grammar import GrammarMasks
 from decodex.features.pipeline import build_features
 from decodex.features.vocabulary import Vocabulary
 from decodex.fingerprint import system_fingerprint
@@ -100,6 +101,7 @@ class Engine:
         vocabulary = Vocabulary(tokenizer, model.vocab_size)
         processors = [bind(processor) for processor in config.logits_processors]
         features = build_features(vocabulary, processors, device)
+        self.mask_times = next(feature.times for feature in features if isinstance(feature, GrammarMasks))
         self.grammars = Grammars(vocabulary)
         speculative = config.speculative_config
         if proposer is not None and speculative is not False:
@@ -268,17 +270,16 @@ class Engine:
 
     def _fail(self, seq: Sequence, error: str | None) -> None:
         position = len(seq.token_ids)
+        where = f"choice {seq.index}, position {position}"
+        params, plain = seq.request.params, SamplingParams()
+        masks = tuple(name for name in MASKS if getattr(params, name) != getattr(plain, name))
         if error is not None:
-            message = f"choice {seq.index}, position {position}: {error}"
+            seq.request.error = EngineError(f"{where}: {error}")
+        elif masks:
+            by = f"NaN logits, or every token is masked by {', '.join(masks)}"
+            seq.request.error = NoTokenLeftError(f"{where}: no token is left ({by})", masks)
         else:
-            params, plain = seq.request.params, SamplingParams()
-            masks = [name for name in MASKS if getattr(params, name) != getattr(plain, name)]
-            by = f" by {', '.join(masks)}" if masks else ""
-            message = (
-                f"choice {seq.index}: no token is left at position {position} "
-                f"(NaN logits, or every token is masked{by})"
-            )
-        seq.request.error = EngineError(message)
+            seq.request.error = EngineError(f"{where}: no token is left (NaN logits, or every token is masked)")
         seq.completion.finish("error")
 
     def _end(self, request: Request, reason: str, error: DecodexError | None) -> None:

@@ -9,6 +9,7 @@ __all__ = [
     "DecodexError",
     "EngineError",
     "ModelError",
+    "NoTokenLeftError",
     "QueueFullError",
     "RequestError",
     "describe_error",
@@ -47,6 +48,14 @@ class ModelError(DecodexError, RuntimeError):
 
 class EngineError(DecodexError, RuntimeError):
     """The engine itself failed; every request in flight ends with this."""
+
+
+class NoTokenLeftError(EngineError):
+    """A request's own masks (`fields` of its parameters) have left it no token; others are not concerned."""
+
+    def __init__(self, message: str, fields: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 def describe_error(error: BaseException) -> str:

@@ -69,6 +69,21 @@ class Tokenizer:
         """Whether `apply_chat_template` can be used."""
         return bool(self._templates)
 
+    def chat_template(self, with_tools: bool = False) -> str | None:
+        """The source of the template that a conversation (with tools) is rendered by; None for a model without."""
+        return self._pick_template(with_tools) if self._templates else None
+
+    def use_chat_template(self, source: str) -> None:
+        """Use this template in place of the model's own. RequestError if it is none."""
+        import jinja2
+
+        try:
+            self._compiled = {source: _environment().from_string(source)}
+        except jinja2.TemplateSyntaxError as error:
+            hint = f"line {error.lineno}: {error.message}"
+            raise RequestError("chat_template", source, "a Jinja template", hint) from None
+        self._templates = {"default": source}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written out in the text become their ids."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids

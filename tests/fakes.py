@@ -98,8 +98,14 @@ class FakeTokenizer:
     def token_bytes(self) -> list[bytes]:
         return [chr(ord("a") + i).encode() for i in range(self.vocab_size)]
 
-    def apply_chat_template(self, messages: Sequence[dict], **_: object) -> list[int]:
-        return self.encode("".join(m["content"] for m in messages))
+    def apply_chat_template(self, messages: Sequence[dict], *_: object, **__: object) -> list[int]:
+        return self.encode(self.render_chat(messages))
+
+    def render_chat(self, messages: Sequence[dict], *_: object, **__: object) -> str:
+        return "".join(m["content"] for m in messages)
+
+    def chat_template(self, with_tools: bool = False) -> str | None:
+        return "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 class ByteTokenizer(FakeTokenizer):

@@ -7,6 +7,7 @@ every core busy they are filled after it.
 from __future__ import annotations
 
 import os
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ from decodex.grammar.matcher import MaskRow
 from decodex.kernels.bitmask import apply_token_bitmask_
 from decodex.params import SamplingParams
 
-__all__ = ["GrammarMasks"]
+__all__ = ["GrammarMasks", "MaskTimes"]
 
 
 @dataclass
@@ -33,6 +34,14 @@ class _Masks:
     errors: dict[int, str] = field(default_factory=dict)  # rows whose backend failed, and how
 
 
+@dataclass
+class MaskTimes:
+    """What filling masks has taken."""
+
+    seconds: float = 0.0
+    num_rows: int = 0
+
+
 class GrammarMasks:
     """Off where structured_outputs is None. The matchers are the sequences' (`rows.sequences`)."""
 
@@ -42,6 +51,7 @@ class GrammarMasks:
         self._is_ahead = is_ahead
         self._worker: ThreadPoolExecutor | None = None
         self._process = os.getpid()
+        self.times = MaskTimes()
 
     def check(self, params: SamplingParams) -> None:
         """See Feature. The constraint itself is compiled at admission."""
@@ -58,14 +68,14 @@ class GrammarMasks:
         if self._slots and self._is_ahead and os.getpid() == self._process:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="decodex-masks")
-            rows.begun[self] = self._worker.submit(_fill, rows, self._slots)
+            rows.begun[self] = self._worker.submit(self._fill, rows)
 
     def apply(self, logits: Tensor, rows: Rows) -> None:
         """See Feature."""
         if not self._slots:
             return
         begun: Future[_Masks] | None = rows.begun.pop(self, None)
-        masks = _fill(rows, self._slots) if begun is None else begun.result()
+        masks = self._fill(rows) if begun is None else begun.result()
         for row, message in masks.errors.items():
             rows.errors.setdefault(row, message)
         if masks.row_ids:
@@ -76,6 +86,13 @@ class GrammarMasks:
     def remove(self, slot: int) -> None:
         """See Feature."""
         self._slots.discard(slot)
+
+    def _fill(self, rows: Rows) -> _Masks:
+        start = time.perf_counter()
+        masks = _fill(rows, self._slots)
+        self.times.seconds += time.perf_counter() - start
+        self.times.num_rows += len(masks.row_ids)
+        return masks
 
 
 def _fill(rows: Rows, slots: set[int]) -> _Masks:

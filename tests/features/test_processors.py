@@ -220,7 +220,7 @@ def test_a_processor_that_masks_everything_is_named():
         return torch.full_like(logits, -torch.inf)
 
     [output] = run(make_engine(), (PROMPT, SamplingParams(**PLAIN, logits_processors=[ban])))
-    assert "no token is left at position 5" in str(output.error)
+    assert "position 5: no token is left" in str(output.error)
     assert "logits_processors" in str(output.error)
 
 
