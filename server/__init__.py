@@ -1,4 +1,5 @@
-"""The server room: OpenAI-compatible HTTP server and its web page.
+"""The server room: the OpenAI-compatible HTTP server. Imports decodex.
 
-Imports decodex. Empty so far: the engine is used through the Python API and the command line.
+One request: `app` (routes) -> `service` (body, limits, errors) -> an endpoint such as `chat` (its fields, and those of
+the table in `sampling`) -> `generation` (the engine's requests and their outputs) -> JSON, or events (`chunks`, `sse`).
 """

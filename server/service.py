@@ -1,0 +1,115 @@
+"""Service: what the endpoints share, and the one way in which a request becomes a response."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from decodex.async_llm import AsyncLLM
+from decodex.outputs import RequestOutput
+from decodex.server.config import ServerConfig
+from decodex.server.errors import ApiError, error_reply, invalid_body
+from decodex.server.generation import Generation
+from decodex.server.limits import ClientGone, Gate, read_body, unless_gone
+from decodex.server.logprobs import TokenTexts
+from decodex.server.metrics import Metrics
+from decodex.server.sse import EventStream
+
+__all__ = ["Fields", "Service", "new_id", "parse"]
+
+T = TypeVar("T")
+F = TypeVar("F", bound="Fields")
+Serve = Callable[[Any, Generation], Awaitable[Response]]
+
+LONG_TEXT = 2_000  # characters from which on a text is tokenized beside the event loop
+
+
+class Fields(BaseModel):
+    """Fields of a request that an endpoint reads itself: no others, and no conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def parse(kind: type[F], values: Mapping[str, Any]) -> F:
+    """The fields of a body, null being the same as absent. Raises ApiError that names the field."""
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise invalid_body(error, given) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_value") from None
+
+
+def new_id(prefix: str) -> str:
+    """An id for a response."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+class Service:
+    """One loaded model as its endpoints see it."""
+
+    def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
+        self.llm = llm
+        self.config = config
+        self.tokenizer = llm.tokenizer
+        if config.chat_template is not None:
+            self.tokenizer.use_chat_template(config.chat_template)
+        self.limits = llm.engine.config
+        self.metrics = Metrics(llm.engine)
+        self.gate = Gate(self.limits.max_queued_requests + self.limits.max_num_seqs)
+        self.model_name = config.served_model_name or llm.engine.model.name
+        self.created = int(time.time())
+        self.texts = TokenTexts(self.tokenizer)
+
+    async def answer(self, request: Request, serve: Serve) -> Response:
+        """Read a request's body and let `serve` make the response; whatever goes wrong becomes an error's."""
+        generation: Generation | None = None
+        response: Response | None = None
+        try:
+            generation = Generation(self.llm, self.gate, self.metrics, self.config.request_timeout)
+            async with generation.limited():
+                body = await read_body(request, self.config.max_body_bytes)
+                response = await unless_gone(request, serve(body, generation))
+            if isinstance(response, EventStream):
+                generation.limit_stream()
+        except ClientGone:
+            response = Response(status_code=499)
+        except Exception as error:
+            response = error_reply(error)
+        finally:
+            if generation is not None and not isinstance(response, EventStream):
+                generation.close()
+        return response
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse any other model than the one there is."""
+        if name is not None and name != self.model_name:
+            message = f"model: got {name!r}, expected {self.model_name!r}, the only one here"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    async def beside_loop(self, work: Callable[[], T], size: int) -> T:
+        """Do some work on a text of `size` characters: in a thread where that could hold up the event loop."""
+        return work() if size < LONG_TEXT else await asyncio.to_thread(work)
+
+    def max_tokens(self, wanted: int | None, num_prompt: int) -> int | None:
+        """The length of an output where the request leaves it open."""
+        limit = self.config.max_tokens_limit
+        if wanted is not None or limit is None:
+            return wanted
+        return max(1, min(limit, self.limits.max_model_len - num_prompt))
+
+    def facts(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """What lets a response be replayed."""
+        first = outputs[0]
+        return {
+            "system_fingerprint": first.system_fingerprint,
+            "seed": first.outputs[0].seed,
+            "replayable": all(output.replayable for output in outputs),
+        }
