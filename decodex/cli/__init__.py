@@ -1,9 +1,16 @@
-"""The `decodex` command: one module for each sub-command, flags made from the definitions."""
+"""The `decodex` command: one module for each sub-command, flags made from the definitions.
+
+Rooms above this one, and other packages, add sub-commands through the entry point group `decodex.commands`.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
+import importlib.util
+import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from decodex.cli.flags import one_line, parse_command
 from decodex.errors import DecodexError, RequestError
@@ -29,9 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if list(sys.argv[1:] if argv is None else argv) == ["--version"]:
         print(f"decodex {__version__}")
         return 0
-    name, rest = parse_command(sys.argv[1:] if argv is None else argv, COMMANDS, prog="decodex")
+    added = {entry.name: entry for entry in importlib.metadata.entry_points(group="decodex.commands")}
+    name, rest = parse_command(sys.argv[1:] if argv is None else argv, {**COMMANDS, **summaries(added)}, prog="decodex")
     try:
-        return command(name)(rest)
+        run: Callable[[Sequence[str]], int] = command(name) if name in COMMANDS else added[name].load()
+        return run(rest)
     except (DecodexError, TrainingError) as error:
         print(f"decodex {name}: error: {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, (RequestError, TrainingError)) else 1
@@ -41,6 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def summaries(added: Mapping[str, importlib.metadata.EntryPoint]) -> dict[str, str]:
+    """What each added sub-command is for: the first line of its module's docstring, read without running the module."""
+    found = {}
+    for name, entry in added.items():
+        spec = importlib.util.find_spec(entry.module)
+        source = "" if spec is None or spec.origin is None else pathlib.Path(spec.origin).read_text("utf-8")
+        text = (ast.get_docstring(ast.parse(source)) or entry.value).partition("\n")[0]
+        found[name] = (text.partition(": ")[2] or text).rstrip(".")
+    return found
 
 
 def command(name: str) -> Callable[[Sequence[str]], int]:
