@@ -81,6 +81,9 @@ def _content(constraint: StructuredOutputsParams) -> Item:
         hint = "tools and reasoning run on llguidance alone"
         raise RequestError(f"{FIELD}.backend", constraint.backend, "auto or llguidance", hint)
     if constraint.kind == "json":
+        reason = refusal_of_schema(constraint.constraint.text)
+        if reason is not None:
+            raise RequestError(f"{FIELD}.json", constraint.json, "a constraint that can be honoured", reason)
         return {"type": "json_schema", "json_schema": constraint.constraint.text}
     if constraint.kind == "json_object":
         return {"type": "json_schema", "json_schema": {"type": "object"}}
