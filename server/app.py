@@ -23,6 +23,8 @@ from decodex.server.json_text import JSONReply
 from decodex.server.metrics import CONTENT_TYPE
 from decodex.server.models import list_models, show_model
 from decodex.server.openapi import Bodies, describe
+from decodex.server.responses import Responses
+from decodex.server.responses_request import ResponseFields
 from decodex.server.service import Fields, Serve, Service
 from decodex.server.tokenize import DetokenizeFields, TokenizeFields, detokenize, tokenize
 from decodex.version import __version__
@@ -80,6 +82,7 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
 
     post("/v1/chat/completions", "ChatRequest", ChatFields, Chat(service).serve, with_sampling=True)
     post("/v1/completions", "CompletionRequest", CompletionFields, Completions(service).serve, with_sampling=True)
+    post("/v1/responses", "ResponseRequest", ResponseFields, Responses(service).serve, with_sampling=True)
 
     async def serve_tokenize(body: Any, _: Generation) -> Response:
         return JSONReply(await tokenize(service, body))
