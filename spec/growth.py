@@ -57,6 +57,11 @@ class Growth:
         self._paths: list[tuple[int, ...]] = []  # of a node: the tokens on its root path
         self._laws: list[Tensor] = []  # of a node: what it was drawn from
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has more than one child."""
+        return not self._is_grown and max(self._widths, default=0) <= 1
+
     def width(self, depth: int) -> int:
         """Children of each node that is `depth` deep (the root: 0)."""
         return self._widths[depth] if depth < len(self._widths) else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -50,13 +49,11 @@ class HeadProposer:
         assert step is not None, "propose without begin"
         drafts: list[Draft | None] = [None] * len(views)
         growing = [Growth(index, view) for index, view in enumerate(views) if self._is_drafting(view)]
-        written = _Written(views, {growth.view for growth in growing}, self._head)
+        written = _Written(views, {growth.view for growth in growing}, self._head, step)
         if not written.num_rows:
             return drafts
-        device = step.block_tables.device
-        hidden = self._head.inputs(step, torch.from_numpy(written.rows).to(device))
-        tokens = torch.from_numpy(written.token_ids).to(device)
-        carried, logits = self._head.forward(tokens, hidden, written.entries(step), step)
+        hidden = self._head.inputs(step, written.rows)
+        carried, logits = self._head.forward(written.token_ids, hidden, written.entries, step)
         if growing:
             self._grow(growing, views, carried, logits, step)
         for growth in growing:
@@ -78,7 +75,9 @@ class HeadProposer:
     ) -> None:
         """Level by level: choose the children of all rows, write the entries of those that are continued."""
         assert step.chooser is not None, "a step without a chooser drafts nothing"
-        places = _DraftPlaces([views[growth.view] for growth in growing], self._head.shift, step)
+        is_chain = all(growth.is_chain for growth in growing)
+        kind = _ChainPlaces if is_chain else _DraftPlaces
+        places = kind([views[growth.view] for growth in growing], self._head.shift, step)
         depth = 0
         while True:
             rows = [(growth, node) for growth in growing for node in growth.frontier]
@@ -102,59 +101,61 @@ class HeadProposer:
             ]
             if not nodes:
                 return
-            owners, parents, tokens, numbers = np.array(list(zip(*nodes)), np.int64)
+            owners, parents, tokens, numbers = zip(*nodes)
             entries = places.entries(owners, numbers, parents, depth)
-            if carried is not None:
-                carried = carried.index_select(0, torch.from_numpy(parents).to(carried.device))
-            carried, logits = self._head.forward(torch.from_numpy(tokens).to(logits.device), carried, entries, step)
+            is_same = is_chain and len(nodes) == len(rows)  # each row goes on: nothing to gather
+            if carried is not None and not is_same:
+                carried = carried.index_select(0, torch.tensor(parents, device=carried.device))
+            carried, logits = self._head.forward(torch.tensor(tokens, device=logits.device), carried, entries, step)
 
 
 class _Written:
     """The entries of committed tokens: view after view, from view.start on."""
 
-    def __init__(self, views: Sequence[ProposerView], drafting: set[int], head: Head) -> None:
+    def __init__(self, views: Sequence[ProposerView], drafting: set[int], head: Head, step: StepTensors) -> None:
         """`drafting`: the views whose last row is wanted; an unshifted head writes one entry more for these."""
-        shift = head.shift
-        pieces: list[Sequence[int]] = []
-        rows: list[Sequence[int]] = []
-        starts, counts, slots, last = [], [], [], []
-        num_rows = 0
+        shift, tables = head.shift, step.block_tables.cpu().numpy()
+        rows: list[int] = []
+        token_ids: list[int] = []
+        places: list[int] = []
+        positions: list[int] = []
+        row_slot: list[int] = []
+        last: list[int] = []
         for index, view in enumerate(views):
             count = max(min(len(view.rows), len(view.token_ids) - 1 - view.start, head.max_position - view.start), 0)
             is_drafting = index in drafting
-            rows.append(view.rows[:count])
+            rows += view.rows[:count]
             if is_drafting and not shift:
                 count += 1
             if not count:
                 continue
-            pieces.append(view.token_ids[view.start + shift : view.start + shift + count])
-            starts.append(view.start)
-            counts.append(count)
-            slots.append(view.slot)
-            num_rows += count
+            token_ids += view.token_ids[view.start + shift : view.start + shift + count]
+            places += _slots_of(tables[view.slot], view.start, count, step.block_size)
+            positions += range(view.start, view.start + count)
+            row_slot += [view.slot] * count
             if is_drafting:
-                last.append(num_rows - 1)
-        self.num_rows = num_rows
-        self.rows: Ints = np.fromiter(chain.from_iterable(rows), np.int64)
-        self.token_ids: Ints = np.fromiter(chain.from_iterable(pieces), np.int64, num_rows)
-        self._last: Ints = np.array(last, np.int64)
-        self._slots: Ints = np.repeat(np.array(slots, np.int64), counts)
-        offsets = np.cumsum(counts) - counts
-        self._positions: Ints = np.arange(num_rows) + np.repeat(np.array(starts, np.int64) - offsets, counts)
-
-    def entries(self, step: StepTensors) -> Entries:
-        """Where they go and what they read; only the last rows of drafting views are wanted."""
-        device, positions = step.block_tables.device, self._positions
-        places = _kv_slots(step, self._slots, positions)
-        is_all = len(self._last) == self.num_rows
-        wanted = None if is_all else torch.from_numpy(self._last).to(device)
-        return Entries(
-            positions=torch.from_numpy(positions.astype(np.int32)).to(device),
-            slots=torch.from_numpy(places).to(device),
-            rows=_contexts(step, self._slots, positions + 1, None),
-            num_positions=int(positions.max()) + 1,
-            wanted=wanted,
-            wanted_rows=None if is_all else _contexts(step, self._slots[self._last], positions[self._last] + 1, None),
+                last.append(len(positions) - 1)
+        self.num_rows = len(positions)
+        if not self.num_rows:
+            return
+        is_all = len(last) == self.num_rows
+        sizes = [len(rows), self.num_rows, self.num_rows, len(last)]
+        wide = torch.tensor([*rows, *token_ids, *places, *last], device=step.block_tables.device)
+        self.rows, self.token_ids, slots, wanted = torch.split(wide, sizes)  # [R'], [R], [R] and [W] int64
+        ctx_lens = [position + 1 for position in positions]
+        last_lens, last_slots = [ctx_lens[row] for row in last], [row_slot[row] for row in last]
+        narrow = torch.tensor(
+            [*positions, *ctx_lens, *row_slot, *last_lens, *last_slots], dtype=torch.int32, device=wide.device
+        )
+        of_rows, of_last = [self.num_rows] * 3, [len(last)] * 2
+        row_positions, row_lens, row_slots, wanted_lens, wanted_slots = torch.split(narrow, of_rows + of_last)
+        self.entries = Entries(  # only the last rows of drafting views are wanted
+            positions=row_positions,
+            slots=slots,
+            rows=_contexts(step, row_slots, row_lens),
+            num_positions=max(ctx_lens),
+            wanted=None if is_all else wanted,
+            wanted_rows=None if is_all else _contexts(step, wanted_slots, wanted_lens),
         )
 
 
@@ -167,41 +168,72 @@ class _DraftPlaces:
         self._slots: Ints = np.array([view.slot for view in views], np.int64)
         num_nodes: Ints = np.array([view.max_nodes for view in views], np.int64)
         offsets = np.minimum(np.arange(int(num_nodes.max())), num_nodes[:, None] - 1)
-        self._kv: Ints = _kv_slots(step, self._slots[:, None], self._base[:, None] + offsets)  # [views, nodes]
+        places = self._base[:, None] + offsets
+        blocks = step.block_tables.cpu().numpy()[self._slots[:, None], places // step.block_size].astype(np.int64)
+        self._kv: Ints = blocks * step.block_size + places % step.block_size  # [views, nodes]
         self._ancestors: Ints = np.empty((0, 0), np.int64)  # [R, depth] slots of the last level's root paths
 
-    def entries(self, owners: Ints, numbers: Ints, parents: Ints, depth: int) -> Entries:
+    def entries(self, owners: Sequence[int], numbers: Sequence[int], parents: Sequence[int], depth: int) -> Entries:
         """The entries of R nodes that are `depth` deep: of each its view, its number among the view's, and its parent's
         row among those of the call before."""
         device = self._step.block_tables.device
-        own = self._kv[owners, numbers]
-        self._ancestors = np.column_stack((self._ancestors[parents], own)) if depth > 1 else own[:, None]
-        base = self._base[owners]
+        own = self._kv[list(owners), list(numbers)]
+        self._ancestors = np.column_stack((self._ancestors[list(parents)], own)) if depth > 1 else own[:, None]
+        base = self._base[list(owners)]
         positions = base + (depth - 1)
-        return Entries(
-            positions=torch.from_numpy(positions.astype(np.int32)).to(device),
-            slots=torch.from_numpy(own).to(device),
-            rows=_contexts(self._step, self._slots[owners], base, self._ancestors),
-            num_positions=int(positions.max()) + 1,
-        )
+        places = np.stack((positions, self._slots[list(owners)], base)).astype(np.int32)
+        narrow, slots = torch.from_numpy(places).to(device), torch.from_numpy(own).to(device)
+        ancestors = torch.from_numpy(self._ancestors.reshape(-1)).to(device)
+        rows = _contexts(self._step, narrow[1], narrow[2], ancestors)
+        return Entries(narrow[0], slots, rows, int(positions.max()) + 1)
 
 
-def _kv_slots(step: StepTensors, slots: Ints, places: Ints) -> Ints:
-    """The KV slots of places in the block tables' lines `slots`."""
-    blocks = step.block_tables.cpu().numpy()[slots, places // step.block_size]
-    return blocks.astype(np.int64) * step.block_size + places % step.block_size
+class _ChainPlaces:
+    """The same where all drafts are chains: a node reads all places of its view up to its own, as committed ones."""
+
+    def __init__(self, views: Sequence[ProposerView], shift: int, step: StepTensors) -> None:
+        self._step, self._num_views = step, len(views)
+        device, tables = step.block_tables.device, step.block_tables.cpu().numpy()
+        bases = [len(view.token_ids) - shift for view in views]
+        depths = [min(view.max_depth, view.max_nodes) for view in views]
+        self._first_free, depth = max(bases) + 1, max(depths)
+        by_view = [
+            _slots_of(tables[view.slot], base, own_depth, step.block_size) + [-1] * (depth - own_depth)
+            for view, base, own_depth in zip(views, bases, depths, strict=True)
+        ]
+        positions = [base + level for level in range(depth + 1) for base in bases]
+        numbers = torch.tensor([*(view.slot for view in views), *positions], dtype=torch.int32, device=device)
+        self._row_slot, *self._positions = numbers.view(depth + 2, len(views)).unbind()  # [B] int32 each
+        self._slots = torch.tensor(list(zip(*by_view, strict=True)), device=device).unbind()  # [B] int64 each
+
+    def entries(self, owners: Sequence[int], numbers: Sequence[int], parents: Sequence[int], depth: int) -> Entries:
+        """See `_DraftPlaces`."""
+        positions, ctx_lens = self._positions[depth - 1], self._positions[depth]
+        slots, row_slot = self._slots[depth - 1], self._row_slot
+        if len(owners) < self._num_views:
+            chosen = torch.tensor(owners, device=slots.device)
+            positions, ctx_lens = positions.index_select(0, chosen), ctx_lens.index_select(0, chosen)
+            slots, row_slot = slots.index_select(0, chosen), row_slot.index_select(0, chosen)
+        return Entries(positions, slots, _contexts(self._step, row_slot, ctx_lens), self._first_free + depth - 1)
 
 
-def _contexts(step: StepTensors, slots: Ints, ctx_lens: Ints, ancestors: Ints | None) -> RowContexts:
-    """Rows that read ctx_lens entries of their block tables, then their ancestors [R, depth]."""
-    device, num_rows = step.block_tables.device, slots.shape[0]
-    depth = 0 if ancestors is None else ancestors.shape[1]
-    flat = np.empty(0, np.int64) if ancestors is None else ancestors.reshape(-1)
-    return RowContexts(
-        block_tables=step.block_tables,
-        row_slot=torch.from_numpy(slots.astype(np.int32)).to(device),
-        ctx_lens=torch.from_numpy(ctx_lens.astype(np.int32)).to(device),
-        anc_cu=torch.from_numpy(np.arange(num_rows + 1, dtype=np.int32) * np.int32(depth)).to(device),
-        anc_slots=torch.from_numpy(flat).to(device),
-        block_size=step.block_size,
-    )
+def _slots_of(table: npt.NDArray[np.int32], first: int, count: int, block_size: int) -> list[int]:
+    """The KV slots of places first, first + 1, ... in one line of the block tables."""
+    first_block = first // block_size
+    blocks = table[first_block : (first + count - 1) // block_size + 1].tolist()
+    offset = first_block * block_size
+    return [
+        blocks[(place - offset) // block_size] * block_size + place % block_size
+        for place in range(first, first + count)
+    ]
+
+
+def _contexts(step: StepTensors, row_slot: Tensor, ctx_lens: Tensor, ancestors: Tensor | None = None) -> RowContexts:
+    """Rows that read ctx_lens [R] entries of lines row_slot [R] of the block tables, then equal shares of ancestors."""
+    device, num_rows = row_slot.device, row_slot.shape[0]
+    if ancestors is None:
+        anc_cu = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
+        ancestors = torch.empty(0, dtype=torch.int64, device=device)
+    else:
+        anc_cu = torch.arange(num_rows + 1, dtype=torch.int32, device=device) * (ancestors.shape[0] // num_rows)
+    return RowContexts(step.block_tables, row_slot, ctx_lens, anc_cu, ancestors, step.block_size)
