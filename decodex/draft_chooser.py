@@ -6,8 +6,10 @@ tree node are the top-m of (log q + G). Under `rejection` and `block` it is draw
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from torch import Tensor
 from decodex.batch import Rows
 from decodex.features.custom import CustomProcessors
 from decodex.features.feature import Feature
-from decodex.kernels.sampling import SamplingRows, sample_rows, top_logprobs, truncate_
+from decodex.kernels.sampling import SamplingRows, sample_rows, sample_scored, top_logprobs, truncate_
 from decodex.request import Sequence as RequestSequence
 from decodex.spec.target import Choices
 from decodex.spec.verify import draw_proposals
@@ -25,15 +27,26 @@ __all__ = ["DraftChooser"]
 
 
 class DraftChooser:
-    """A `spec.target.Chooser` over the sequences of one call (`sequences` and `is_coupled` are set before it)."""
+    """A `spec.target.Chooser` over the sequences of one call (`begin` comes before it)."""
 
     def __init__(self, table: RequestTable, features: Sequence[Feature], vocab_size: int) -> None:
         """Custom processors are not asked about drafts: they may be slow, and only the target's rows count."""
         self.sequences: Sequence[RequestSequence] = ()
-        self.is_coupled = True
+        self.vocab_size = vocab_size
         self._table = table
         self._features = [feature for feature in features if not isinstance(feature, CustomProcessors)]
-        self.vocab_size = vocab_size
+        self._is_coupled = True
+        self._acting: list[Feature] = []  # that some sequence of the call uses
+        self._views: Sequence[int] = ()  # of the rows that _lines are for
+        self._lines: SamplingRows | None = None
+        self._map = _HostMap()
+
+    def begin(self, sequences: Sequence[RequestSequence], is_coupled: bool = True) -> None:
+        """The sequences that views of the next calls are of, and whether drafts take the target's noise."""
+        self.sequences, self._is_coupled = sequences, is_coupled
+        used: frozenset[Feature] = frozenset().union(*(self._table.used[seq.slot] for seq in sequences))
+        self._acting = [feature for feature in self._features if feature in used] if used else []
+        self._lines = None
 
     def choose(
         self,
@@ -44,24 +57,46 @@ class DraftChooser:
         token_map: Tensor | None,
     ) -> Choices:
         """See spec.target.Chooser."""
+        sampling = self._sampling(views, paths, logits.device)
+        names = self._names_of(token_map, sampling) if token_map is not None and logits.is_cpu else None
+        if names is not None:  # nothing asks about the other tokens
+            choices = _chosen(logits, sampling, token_map) if width == 1 else _best(logits, sampling, width, token_map)
+            return Choices([[names[column] for column in columns] for columns in choices.token_ids], choices.scores)
         if token_map is not None:
-            narrow = logits
-            logits = narrow.new_full((narrow.shape[0], self.vocab_size), -torch.inf)
-            logits[:, token_map] = narrow
+            self._map.hold(token_map)
+            num_tokens = max(self.vocab_size, self._map.num_tokens)
+            logits = logits.new_full((logits.shape[0], num_tokens), -torch.inf).index_copy_(1, token_map, logits)
         logits = logits[:, : self.vocab_size]
-        rows = self._rows(views, paths)
-        for feature in self._features:
-            feature.apply(logits, rows)
-        sampling = self._table.params.rows(rows.slots, rows.positions, logits.device)
-        if not self.is_coupled:
+        if self._acting:
+            rows = self._rows(views, paths)
+            for feature in self._acting:
+                feature.apply(logits, rows)
+        if not self._is_coupled:
             return self._drawn(logits, sampling, views, paths, width)
-        if width == 1:
-            return _chosen(logits, sampling)
-        return _best(logits, sampling, width)
+        return _chosen(logits, sampling) if width == 1 else _best(logits, sampling, width)
+
+    def _names_of(self, token_map: Tensor, rows: SamplingRows) -> list[int] | None:
+        """The tokens of the columns, where these are enough to choose from: the others are as good as -inf."""
+        if self._acting or not self._is_coupled or rows.rare is not None:
+            return None
+        self._map.hold(token_map)
+        is_enough = self._map.is_ascending and self._map.num_tokens <= self.vocab_size
+        return self._map.names if is_enough else None
+
+    def _sampling(self, views: Sequence[int], paths: Sequence[tuple[int, ...]], device: torch.device) -> SamplingRows:
+        """The rows' parameters, looked up once for levels of the same views."""
+        positions = torch.tensor(self._positions(views, paths), device=device)
+        if self._lines is None or views != self._views:
+            slots = torch.tensor([self.sequences[view].slot for view in views])
+            self._lines, self._views = self._table.params.rows(slots, positions, device), views
+        return self._lines._replace(positions=positions)
+
+    def _positions(self, views: Sequence[int], paths: Sequence[tuple[int, ...]]) -> list[int]:
+        return [len(self.sequences[view].token_ids) + len(path) for view, path in zip(views, paths, strict=True)]
 
     def _rows(self, views: Sequence[int], paths: Sequence[tuple[int, ...]]) -> Rows:
         sequences = [self.sequences[view] for view in views]
-        positions = [len(seq.token_ids) + len(path) for seq, path in zip(sequences, paths, strict=True)]
+        positions = self._positions(views, paths)
         slots = [seq.slot for seq in sequences]
         return Rows(
             slots=torch.tensor(slots, dtype=torch.int64),
@@ -89,16 +124,32 @@ class DraftChooser:
         return Choices(kept, [row[: len(tokens)] for row, tokens in zip(scores, kept, strict=True)], laws)
 
 
-def _chosen(logits: Tensor, rows: SamplingRows) -> Choices:
-    """The one token that the target's own step would choose from these logits."""
-    tokens = sample_rows(logits, rows)
-    scores = top_logprobs(logits, 0, tokens.clamp(min=0)).values[:, 0].exp().nan_to_num_(0.0).tolist()
-    ids = tokens.tolist()
-    return Choices([[i] if i >= 0 else [] for i in ids], [[s] if i >= 0 else [] for i, s in zip(ids, scores)])
+class _HostMap:
+    """A token map on the host: there is one head, and so one map."""
+
+    def __init__(self) -> None:
+        self._token_map: Tensor | None = None
+        self.names: list[int] = []  # [V_d] target ids
+        self.is_ascending = False
+        self.num_tokens = 0  # above the largest of them
+
+    def hold(self, token_map: Tensor) -> None:
+        """Fill in the fields, unless they are this map's already."""
+        if token_map is not self._token_map:
+            self._token_map, self.names = token_map, token_map.tolist()
+            self.is_ascending = all(low < high for low, high in pairwise(self.names))
+            self.num_tokens = max(self.names) + 1
 
 
-def _best(logits: Tensor, rows: SamplingRows, width: int) -> Choices:
-    """The first few of the order in which the target's step would choose; greedy rows by their logits."""
+def _chosen(logits: Tensor, rows: SamplingRows, ids: Tensor | None = None) -> Choices:
+    """The one column that the target's own step would choose from these logits."""
+    columns, log_probs = sample_scored(logits, rows, ids)
+    found = list(zip(columns.tolist(), log_probs.tolist(), strict=True))
+    return Choices([[i] if i >= 0 else [] for i, _ in found], [[math.exp(s)] if i >= 0 else [] for i, s in found])
+
+
+def _best(logits: Tensor, rows: SamplingRows, width: int, ids: Tensor | None = None) -> Choices:
+    """The first few columns of the order in which the target's step would choose; greedy rows by their logits."""
     is_greedy = rows.temperature == 0
     kept = torch.where(is_greedy[:, None], logits, truncate_(logits.clone(), rows))
     best = top_logprobs(kept, 1)
@@ -110,7 +161,7 @@ def _best(logits: Tensor, rows: SamplingRows, width: int) -> Choices:
     token_ids: list[list[int]] = [[] for _ in range(len(kept))]
     scores: list[list[float]] = [[] for _ in range(len(kept))]
     for _ in range(min(width, kept.shape[1])):
-        tokens = sample_rows(kept, draw)
+        tokens = sample_rows(kept, draw, ids)
         places = tokens.clamp(min=0)[:, None]
         found = torch.exp(kept.gather(1, places)[:, 0] + log_mass)
         for row, (token, score) in enumerate(zip(tokens.tolist(), found.tolist(), strict=True)):

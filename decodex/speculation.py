@@ -238,8 +238,7 @@ class Speculation:
             return
         assert self._with_weights is not None
         num_layers = len(self._with_weights.kv_layers)
-        self._chooser.sequences = [a.seq for a in asked]
-        self._chooser.is_coupled = is_coupled
+        self._chooser.begin([a.seq for a in asked], is_coupled)
         self._with_weights.begin(
             StepTensors(
                 hidden=forward.hidden,
@@ -259,7 +258,7 @@ class Speculation:
         self._clock.note(len(asked), max(depths), time.perf_counter() - start)
         for one, draft in zip(asked, drafts, strict=True):
             one.draft = one.draft or draft or None
-        self._chooser.sequences = ()
+        self._chooser.begin(())
 
     def _model_depths(self, asked: Sequence[_Asked]) -> list[int]:
         """How deep the method with weights is to draft; 0 where there is a draft already or none would pay."""

@@ -28,6 +28,7 @@ class RequestTable:
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.block_tables = torch.zeros(num_slots, max_blocks, dtype=torch.int32)  # [S, max_blocks]
         self.params = SlotParams(num_slots, exempt)  # steps 6 to 8
+        self.used: list[frozenset[Feature]] = [frozenset()] * num_slots  # the features that each slot uses
         self._features = features
         self._free = list(range(num_slots - 1, -1, -1))
         self._blocks_host: np.ndarray[Any, np.dtype[np.int32]] = self.block_tables.numpy()
@@ -40,8 +41,7 @@ class RequestTable:
         self.sequences[slot] = seq
         self.params.write(slot, params, seq.seed)
         self.set_blocks(seq)
-        for feature in self._features:
-            feature.add(slot, params)
+        self.used[slot] = frozenset([feature for feature in self._features if feature.add(slot, params)])
 
     def set_blocks(self, seq: Sequence) -> None:
         """Write a sequence's block table (a sequence without a slot yet is written when it gets one)."""
@@ -53,6 +53,7 @@ class RequestTable:
         assert self.sequences[seq.slot] is seq, f"slot {seq.slot} is not the sequence's"
         for feature in self._features:
             feature.remove(seq.slot)
+        self.used[seq.slot] = frozenset()
         self.sequences[seq.slot] = None
         self._free.append(seq.slot)
         seq.slot = -1

@@ -163,6 +163,14 @@ class _NativeLinear(PackedLinear):
         return out
 
 
+def native_descriptor(linear: PackedLinear) -> tuple[int, ...] | None:
+    """(kind, N, K, addresses of weight, scale and bias or 0) for ops of the CPU library, None for another body's."""
+    if not isinstance(linear, _NativeLinear):
+        return None
+    addresses = (linear._weight_ptr, linear._scale_ptr, linear._bias_ptr)
+    return (linear._code, linear.out_features, linear.in_features, *addresses)
+
+
 class _TorchLinear(PackedLinear):
     """Body: reference/linear.py in fp32 (oneDNN on a CPU that has it; a plain product on other devices)."""
 

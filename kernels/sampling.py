@@ -36,6 +36,7 @@ __all__ = [
     "argmax",
     "gumbel_argmax",
     "sample_rows",
+    "sample_scored",
     "top_logprobs",
     "truncate_",
 ]
@@ -83,33 +84,65 @@ def _pointers(held: list[Tensor]) -> list[int]:
     return [*pointers, held[-1].shape[0]] if len(held) == 8 else [*pointers, 0, 0, 0]
 
 
-def sample_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Tokens [L] int64 drawn from logits [L, V] fp32 (not modified).
+def sample_rows(logits: Tensor, rows: SamplingRows, ids: Tensor | None = None) -> Tensor:
+    """Columns [L] int64 drawn from logits [L, V] fp32 (not modified): token ids, where `ids` does not name others.
 
-    -1 for a row with NaN, +inf, nothing above -inf or nothing kept. Raises ValueError naming a wrong field.
+    -1 for a row with NaN, +inf, nothing above -inf or nothing kept. `ids` [V] int64, ascending: the tokens of the
+    columns; what is drawn is what would be drawn if all other tokens were -inf (not with rare truncations). Raises
+    ValueError naming a wrong field.
     """
+    return _sample(logits, rows, ids, False)[0]
+
+
+def sample_scored(logits: Tensor, rows: SamplingRows, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`sample_rows`, and the log-softmax [L] fp32 of the drawn over the logits as they are (NaN where it is -1)."""
+    columns, log_probs = _sample(logits, rows, ids, True)
+    assert log_probs is not None
+    return columns, log_probs
+
+
+def _sample(logits: Tensor, rows: SamplingRows, ids: Tensor | None, is_scored: bool) -> tuple[Tensor, Tensor | None]:
     logits = _check_logits(logits)
     num_rows, vocab_size = logits.shape
     check_rows(rows, num_rows)
+    if ids is not None:
+        _check_ids(ids, rows, vocab_size)
+    columns = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    log_probs = torch.empty(num_rows, dtype=torch.float32, device=logits.device) if is_scored else None
     if num_rows == 0:
-        return torch.empty(0, dtype=torch.int64, device=logits.device)
+        return columns, log_probs
     library = _library(logits)
     if library is None:
-        result: Tensor = _torch_or_gpu(logits, rows).sample_rows(logits, rows)
-        return result
+        columns = (
+            _torch_or_gpu(logits, rows).sample_rows(logits, rows)
+            if ids is None
+            else reference.sample_rows(logits, rows, ids)
+        )
+        if is_scored:
+            found = top_logprobs(logits, 0, columns.clamp(min=0)).values[:, 0]
+            log_probs = torch.where(columns < 0, torch.nan, found)
+        return columns, log_probs
     held = _contiguous(rows)
-    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     status = library.sample_rows(
         logits.data_ptr(),
         logits.stride(0),
         num_rows,
         vocab_size,
         *_pointers(held),
-        token_ids.data_ptr(),
+        0 if ids is None else ids.data_ptr(),
+        columns.data_ptr(),
+        0 if log_probs is None else log_probs.data_ptr(),
         torch.get_num_threads(),
     )
     _check_status(status, vocab_size)
-    return token_ids
+    return columns, log_probs
+
+
+def _check_ids(ids: Tensor, rows: SamplingRows, vocab_size: int) -> None:
+    if ids.dtype != torch.int64 or ids.shape != (vocab_size,) or not ids.is_contiguous():
+        raise ValueError(f"ids: expected contiguous int64 [{vocab_size}], got {describe(ids)}")
+    if rows.rare is not None:
+        raise ValueError("ids: not with rare truncations, which look at the whole vocabulary")
 
 
 def truncate_(logits: Tensor, rows: SamplingRows) -> Tensor:

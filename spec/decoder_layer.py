@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decodex.kernels import backend
 from decodex.kernels.activation import silu_mul
 from decodex.kernels.attention import RowContexts, paged_attention
+from decodex.kernels.layer import LayerParts, fuse_layer
 from decodex.kernels.linear import PackedLinear
 from decodex.kernels.norm import rms_norm
 from decodex.kernels.rope import rope_and_store_
@@ -20,6 +22,8 @@ from decodex.spec.target import KVLayer
 __all__ = ["DecoderLayer", "Entries", "LayerConfig", "Rotary"]
 
 _ANGLE_BLOCK = 1024  # positions computed at a time
+_FEW = 32  # rows that are worth a call of their own kind: of more the products take nearly all the time
+_FEW_WANTED = 6  # the same where some only write: what they compute for nothing costs little beside the weights
 
 
 @dataclass(frozen=True)
@@ -137,12 +141,21 @@ class DecoderLayer:
         self._post_norm = weights.vector(f"{prefix}post_attention_layernorm.weight", hidden, norm_offset)
         self._gate_up = weights.linear([f"{mlp}gate_proj", f"{mlp}up_proj"], [inner, inner], hidden)
         self._down = weights.linear([f"{mlp}down_proj"], [hidden], inner)
+        parts = LayerParts(
+            *(self._qkv, self._out, self._gate_up, self._down, self._post_norm, self._q_norm, self._k_norm),
+            *(config.num_heads, config.num_kv_heads, dim, config.rms_norm_eps, config.window),
+        )
+        self._fused = fuse_layer(parts) if self._gate is None else None
 
     def __call__(
         self, stream: Tensor, attn_input: Tensor, entries: Entries, cos_sin: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         """The stream after the layer: in place, or [W, H] where entries.wanted leaves rows out (these only write)."""
         config, rows = self._config, entries.rows
+        limit = _FEW if entries.wanted is None else _FEW_WANTED
+        if self._fused is not None and stream.shape[0] <= limit and backend.library is not None:
+            self._fused(stream, attn_input, entries.positions, entries.slots, rows, cos_sin, k, v)
+            return stream if entries.wanted is None else stream.index_select(0, entries.wanted)
         qkv = self._qkv(attn_input)
         norms = (self._q_norm, self._k_norm, config.rms_norm_eps)
         rope_and_store_(qkv, entries.positions, cos_sin, entries.slots, k, v, *norms)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodex.draft_chooser import _best, _chosen
+from decodex.draft_chooser import DraftChooser, _best, _chosen
 from decodex.kernels.reference import rng
 from decodex.kernels.sampling import RareRows, SamplingRows, sample_rows, truncate_
+from decodex.params import SamplingParams
+from decodex.table import RequestTable
 
 V = 40
 
@@ -68,3 +72,77 @@ def test_a_row_without_a_token_has_no_children(width):
     choices = choose(logits, rows_of([1.0, 0.0], 1.0, 0, 0.0))
     assert choices.token_ids == [[], [3]]
     assert choices.scores == [[], [1.0]]
+
+
+class Inert:
+    """A feature that every slot uses, or none, and that changes nothing."""
+
+    def __init__(self, is_used: bool) -> None:
+        self.is_used = is_used
+        self.num_calls = 0
+
+    def add(self, slot, params):
+        return self.is_used
+
+    def apply(self, logits, rows):
+        assert logits.shape == (len(rows.slots_host), V)
+        self.num_calls += 1
+
+    def remove(self, slot):
+        pass
+
+
+def chooser_of(params: list[SamplingParams], *features: Inert) -> DraftChooser:
+    table = RequestTable(len(params), 4, features)
+    sequences = [
+        SimpleNamespace(
+            request=SimpleNamespace(params=one), seed=seed * 31, block_ids=[], token_ids=[1] * (4 + seed),
+            num_prompt_tokens=2, slot=-1,
+        )
+        for seed, one in enumerate(params)
+    ]  # fmt: skip
+    for seq in sequences:
+        table.add(seq)
+    chooser = DraftChooser(table, features, V)
+    chooser.begin(sequences)
+    return chooser
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.sampled_from([{"temperature": 0}, {"temperature": 1.5}, {"top_p": 0.7}, {"top_k": 3, "min_p": 0.1}]),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 4),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_a_reduced_vocabulary_is_chosen_from_as_if_the_rest_were_masked(params, width, is_ascending, seed):
+    """Whether the draft logits are spread over all tokens (for features, and for maps in disorder) or not."""
+    generator = torch.Generator().manual_seed(seed)
+    token_map = torch.randperm(V, generator=generator)[:12]
+    if is_ascending:
+        token_map = token_map.sort().values
+    idle, busy = Inert(False), Inert(True)
+    narrow, wide = (chooser_of([SamplingParams(**p) for p in params], feature) for feature in (idle, busy))
+    views, paths = [0, *range(len(params))], [(), *[(5, 6)] * len(params)]
+    for _ in range(2):
+        logits = torch.randn(len(views), 12, generator=generator).mul(3).round()
+        logits[0, :4] = -torch.inf
+        found, expected = (c.choose(logits.clone(), views, paths, width, token_map) for c in (narrow, wide))
+        assert found.token_ids == expected.token_ids
+        for mine, theirs in zip(found.scores, expected.scores, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-6)
+    assert (idle.num_calls, busy.num_calls) == (0, 2)
+    full = torch.full((len(views), V), -torch.inf).index_copy_(1, token_map, logits)
+    assert narrow.choose(full, views, paths, width, None).token_ids == found.token_ids
+
+
+def test_no_draft_is_beyond_the_tokenizer():
+    """A head may know tokens that the target's logits have and its tokenizer has not."""
+    chooser = chooser_of([SamplingParams(temperature=0)])
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    choices = chooser.choose(logits, [0], [()], 3, torch.tensor([3, 7, V, V + 1]))
+    assert choices.token_ids == [[7, 3]]

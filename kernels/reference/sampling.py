@@ -165,11 +165,12 @@ def best_score(x: Tensor, is_kept: Tensor, noise: Tensor) -> Tensor:
     return torch.where(drawn == vocab_size, -1, drawn)
 
 
-def sample_rows(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """[L, V] fp32 logits -> [L] int64 token ids, -1 for a row that has no token to give."""
+def sample_rows(logits: Tensor, rows: SamplingRows, ids: Tensor | None = None) -> Tensor:
+    """[L, V] fp32 logits -> [L] int64 columns, -1 for a row that has no token to give."""
     is_bad = is_bad_row(logits)
     x, is_kept, temperature = truncation(torch.where(is_bad[:, None], 0.0, logits), rows)
-    drawn = best_score(x, is_kept, gumbel_noise(rows.seeds, rows.positions, logits.shape[1], 0))
+    noise = gumbel_noise(rows.seeds, rows.positions, logits.shape[1] if ids is None else int(ids[-1]) + 1, 0)
+    drawn = best_score(x, is_kept, noise if ids is None else noise[:, ids])
     token_ids = torch.where(temperature == 0, argmax(logits), drawn)
     return torch.where(is_bad | ~(temperature >= 0), -1, token_ids)
 

@@ -7,7 +7,7 @@ import torch
 
 from decodex.kernels import backend
 from decodex.kernels.reference import rng as reference_rng
-from decodex.kernels.sampling import SamplingRows, sample_rows, top_logprobs
+from decodex.kernels.sampling import RareRows, SamplingRows, sample_rows, sample_scored, top_logprobs
 
 NATIVE = pytest.param("native", marks=pytest.mark.skipif(backend.cpu_library() is None, reason="no CPU library"))
 both_bodies = pytest.mark.parametrize("body", ["reference", NATIVE])
@@ -218,3 +218,34 @@ def test_wrong_arguments_are_named():
         sample_rows(logits, good._replace(top_k=good.top_k.long()))
     with pytest.raises(ValueError, match="n: expected"):
         top_logprobs(logits, 6)
+
+
+@both_bodies
+@pytest.mark.parametrize("kind", ["normal", "peaked", "ties", "masked", "constant"])
+@pytest.mark.parametrize("vocab_size", [1, 7, 64, 130, 5000])
+def test_columns_with_ids_are_drawn_as_in_the_whole_vocabulary(body, kind, vocab_size):
+    """With the noise of their tokens, in the order of their tokens, and with the same log-probabilities."""
+    generator = torch.Generator().manual_seed(vocab_size + 1)
+    num_rows, num_tokens = 60, 3 * vocab_size + 5
+    ids = torch.randperm(num_tokens, generator=generator)[:vocab_size].sort().values
+    logits = make_logits(kind, num_rows, vocab_size, generator)
+    rows = random_parameters(num_rows, vocab_size, generator)
+    whole = torch.full((num_rows, num_tokens), -torch.inf).index_copy_(1, ids, logits)
+    with backend.set_backend(body):
+        columns, log_probs = sample_scored(logits, rows, ids)
+        assert torch.equal(sample_rows(logits, rows, ids), columns)
+        tokens = sample_rows(whole, rows)
+        expected = top_logprobs(whole, 0, tokens.clamp(min=0)).values[:, 0]
+    assert torch.equal(torch.where(columns < 0, -1, ids[columns.clamp(min=0)]), tokens)
+    assert torch.equal(log_probs[tokens >= 0], expected[tokens >= 0])
+    assert log_probs[tokens < 0].isnan().all()
+
+
+def test_wrong_ids_are_named():
+    logits, rows = torch.zeros(2, 3), make_rows(2)
+    with pytest.raises(ValueError, match=r"ids: expected contiguous int64 \[3\]"):
+        sample_rows(logits, rows, torch.arange(4))
+    zeros = torch.zeros(2)
+    rare = RareRows(zeros, zeros, zeros, zeros + 1, zeros, zeros, zeros, zeros, torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(ValueError, match="ids: not with rare"):
+        sample_rows(logits, rows._replace(rare=rare), torch.arange(3))
