@@ -11,7 +11,7 @@ from fastapi import Response
 
 from decodex.errors import RequestError
 from decodex.outputs import CompletionOutput, RequestOutput
-from decodex.server.chat_request import ChatFields, template_message, tools_of
+from decodex.server.chat_request import ChatFields, template_messages, tools_of
 from decodex.server.chunks import chunks
 from decodex.server.completion_request import check_stream_options
 from decodex.server.conversation import Conversations
@@ -65,8 +65,8 @@ class Chat:
 
     async def _prepare(self, fields: ChatFields, sampling: Sampling) -> tuple[list[int], OutputPlan]:
         """The prompt's tokens and the plan of the output, whose parameters go into `sampling`."""
-        request = tools_of(fields)
-        messages = [template_message(message, f"messages[{i}]") for i, message in enumerate(fields.messages)]
+        request = tools_of(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+        messages = template_messages(fields.messages)
         is_constrained = FIELD in sampling.values
         if fields.tools and not is_constrained:
             sampling.names[FIELD] = "tools"

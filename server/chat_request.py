@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -11,7 +12,7 @@ from decodex.server.completion_request import StreamOptions
 from decodex.server.service import Fields
 from decodex.server.tools.request import ToolRequest, read_function, read_tool_request
 
-__all__ = ["ChatFields", "Message", "TextPart", "template_message", "tools_of"]
+__all__ = ["ChatFields", "Message", "TextPart", "Tool", "template_messages", "tools_of"]
 
 
 class TextPart(Fields):
@@ -107,8 +108,7 @@ class ChatFields(Fields):
         return self.top_logprobs or 0
 
 
-def template_message(message: Message, field: str) -> dict[str, Any]:
-    """A message as chat templates take it. Raises RequestError."""
+def _template_message(message: Message, field: str) -> dict[str, Any]:
     found = message.model_dump(exclude_none=True, exclude={"refusal", "audio", "function_call", "annotations"})
     if isinstance(message.content, list):
         found["content"] = "\n".join(part.text for part in message.content)
@@ -123,10 +123,15 @@ def template_message(message: Message, field: str) -> dict[str, Any]:
     return found
 
 
-def tools_of(fields: ChatFields) -> ToolRequest | None:
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """A conversation as chat templates take it. Raises RequestError."""
+    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def tools_of(tools: Sequence[Tool] | None, choice: Any = None, parallel: bool | None = None) -> ToolRequest | None:
     """What the request says about tools, checked. Raises RequestError."""
-    tools = [
+    functions = [
         read_function(tool.function.model_dump(exclude_none=True), f"tools[{index}].function")
-        for index, tool in enumerate(fields.tools or ())
+        for index, tool in enumerate(tools or ())
     ]
-    return read_tool_request(tools, fields.tool_choice, fields.parallel_tool_calls)
+    return read_tool_request(functions, choice, parallel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from pydantic import Field
 
@@ -11,6 +11,10 @@ from decodex.errors import RequestError
 from decodex.server.service import Fields
 
 __all__ = ["CompletionFields", "StreamOptions", "check_stream_options"]
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 
 
 class StreamOptions(Fields):
@@ -25,8 +29,9 @@ class CompletionFields(Fields):
     """Fields of a completion."""
 
     model: str | None = Field(default=None, description="The served model's name.")
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(
-        description="A text, a list of texts, token ids, or a list of those."
+    prompt: Any = Field(
+        description="A text, a list of texts, token ids, or a list of those.",
+        json_schema_extra={"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, _IDS, {"type": "array", "items": _IDS}]},
     )
     max_tokens: int | None = Field(
         default=None, description="Most tokens to generate: 16 when absent; 0 beside echo only."
@@ -42,12 +47,17 @@ class CompletionFields(Fields):
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """One or more prompts as a list."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return cast("list[str | list[int]]", self.prompt)
+        """One or more prompts as a list; their tokens are checked at admission. Raises RequestError."""
+        prompt = self.prompt
+        if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and not isinstance(prompt[0], str | list)):
+            return [prompt]
+        if not isinstance(prompt, list):
+            raise RequestError("prompt", prompt, "a text, a list of texts, token ids, or a list of those")
+        kind = "a text" if prompt and isinstance(prompt[0], str) else "a list of token ids"
+        for index, item in enumerate(prompt):
+            if not isinstance(item, str if kind == "a text" else list):
+                raise RequestError(f"prompt[{index}]", item, f"{kind}, as prompt[0] is")
+        return prompt
 
 
 def check_stream_options(options: StreamOptions | None, stream: bool) -> StreamOptions:

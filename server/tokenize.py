@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from typing import Any
 
 from pydantic import Field
 
 from decodex.definition import check_int
 from decodex.errors import RequestError
+from decodex.server.chat_request import Message, Tool, template_messages, tools_of
+from decodex.server.conversation import Conversations
+from decodex.server.sampling import Sampling
 from decodex.server.service import Fields, Service, parse
 
 __all__ = ["DetokenizeFields", "TokenizeFields", "detokenize", "tokenize"]
@@ -18,8 +23,8 @@ class TokenizeFields(Fields):
 
     model: str | None = Field(default=None, description="The served model's name.")
     prompt: str | None = Field(default=None, description="A text.")
-    messages: list[dict[str, Any]] | None = Field(default=None, description="A conversation.")
-    tools: list[dict[str, Any]] | None = Field(default=None, description="The conversation's tools, for the template.")
+    messages: list[Message] | None = Field(default=None, min_length=1, description="A conversation.")
+    tools: list[Tool] | None = Field(default=None, description="The conversation's tools, for the template.")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="Variables of the template.")
     add_generation_prompt: bool = Field(default=True, description="Open the assistant's message.")
     add_special_tokens: bool = Field(
@@ -48,14 +53,16 @@ async def tokenize(service: Service, body: Any) -> dict[str, Any]:
             raise RequestError("prompt", text, "text without lone surrogates")
         ids = await service.beside_loop(lambda: tokenizer.encode(text, fields.add_special_tokens), len(text))
     else:
-        messages, variables = fields.messages or [], fields.chat_template_kwargs or {}
-        if taken := {"messages", "tools", "add_generation_prompt"} & set(variables):
-            raise RequestError("chat_template_kwargs", sorted(taken), "no name that has a field of its own")
-
-        def encode() -> list[int]:
-            return tokenizer.apply_chat_template(messages, fields.add_generation_prompt, fields.tools, **variables)
-
-        ids = await service.beside_loop(encode, len(str(messages)))
+        messages = template_messages(fields.messages or ())
+        prepare = functools.partial(
+            Conversations(tokenizer, service.config).prepare,
+            messages,
+            tools_of(fields.tools),
+            Sampling({}),
+            template_values=fields.chat_template_kwargs,
+            add_generation_prompt=fields.add_generation_prompt,
+        )
+        ids = (await asyncio.to_thread(prepare)).token_ids
     reply = {"count": len(ids), "max_model_len": service.limits.max_model_len, "tokens": ids}
     return {
         **reply,
