@@ -208,7 +208,7 @@ def _usage(output: RequestOutput, reasoning_tokens: int) -> dict[str, Any]:
     usage = usage_of([output], reasoning_tokens)
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": usage["prompt_tokens_details"],
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},  # none are charged for
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
