@@ -16,8 +16,9 @@ KINDS = {
 }
 
 
-def save_tiny(folder: Path, kind: str, num_layers: int = 8, **more: object) -> Path:
-    """A random model with words w0 (the end) to w63, whose next token is rarely in doubt."""
+def save_tiny(folder: Path, kind: str, num_layers: int = 8, depth: float = 1.0, **more: object) -> Path:
+    """A random model with words w0 (the end) to w63, whose next token is rarely in doubt; it hangs less on what came
+    before the last tokens, the smaller `depth`, which scales what layers add."""
     config, model = KINDS[kind]
     torch.manual_seed(0)
     made = model(
@@ -37,6 +38,10 @@ def save_tiny(folder: Path, kind: str, num_layers: int = 8, **more: object) -> P
             **more,
         )
     )
+    with torch.no_grad():
+        for layer in made.model.layers:
+            layer.self_attn.o_proj.weight *= depth
+            layer.mlp.down_proj.weight *= depth
     made.save_pretrained(folder)
     words = [f"w{token}" for token in range(V)]
     backend = tokenizers.Tokenizer(
