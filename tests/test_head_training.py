@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +20,14 @@ from tiny_models import KINDS, V, save_tiny
 from train_fakes import TARGET_CONFIG
 
 from decodex import head_training
+from decodex.cli import main
 from decodex.errors import ModelError
 from decodex.head_training import HeadTraining, Method, head_config, train_head
 from decodex.heads import _rope_frequencies, load_drafter
 from decodex.models.llama_config import LlamaConfig, rope_frequencies
 from decodex.models.loader import load_model
 from decodex.models.source import resolve_model
+from decodex.spec.train import loop
 from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.recipe import Recipe
 from decodex.spec.train.records import read_records
@@ -202,6 +206,37 @@ def test_an_interrupted_training_ends_with_the_same_head(phase: str, call: int, 
     whole, found = (load_file(each.out / "model.safetensors") for each in (job, other))
     assert whole.keys() == found.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize("call", [1, 4])
+def test_ctrl_c_and_the_command_again(
+    call: int, job: HeadTraining, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_head(job)
+    plain, num_calls = loop.depth_loss, 0
+
+    def interrupted(*arguments: Any) -> torch.Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == call:
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(*arguments)
+
+    out = job.out.parent / "other"
+    argv = f"train-head --method eagle3 --model {job.model} --data {job.data[0]} --out {out} --device cpu"
+    argv += " --draft-vocab-size 40 --epochs 1 --batch-tokens 120 --depths 2 --num-held-out 4 --eval-every 150"
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "depth_loss", interrupted)
+        assert main(argv.split()) == 130
+    assert "other: the same command with --resume goes on\ninterrupted\n" in capsys.readouterr().err
+    assert main(argv.split()) == 2
+    assert "checkpoint.pt: is there already: go on from it (resume)" in capsys.readouterr().err
+    assert main([*argv.split(), "--resume"]) == 0
+    assert "% of the answers' tokens can be drafted, " in capsys.readouterr().out
+    whole, found = (load_file(folder / "model.safetensors") for folder in (job.out, out))
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+    assert main([*argv.split(), "--resume"]) == 0  # nothing is left to do
+    assert all(torch.equal(load_file(out / "model.safetensors")[name], tensor) for name, tensor in whole.items())
 
 
 def test_trainings_may_share_their_states(job: HeadTraining, monkeypatch: pytest.MonkeyPatch) -> None:
