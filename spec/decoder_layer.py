@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from decodex.kernels import backend
 from decodex.kernels.activation import silu_mul
 from decodex.kernels.attention import RowContexts, paged_attention
-from decodex.kernels.layer import LayerParts, fuse_layer
+from decodex.kernels.layer import FusedLayer, LayerParts, Piece, fuse_layer
 from decodex.kernels.linear import PackedLinear
 from decodex.kernels.norm import rms_norm
 from decodex.kernels.rope import rope_and_store_
@@ -141,20 +141,61 @@ class DecoderLayer:
         self._post_norm = weights.vector(f"{prefix}post_attention_layernorm.weight", hidden, norm_offset)
         self._gate_up = weights.linear([f"{mlp}gate_proj", f"{mlp}up_proj"], [inner, inner], hidden)
         self._down = weights.linear([f"{mlp}down_proj"], [hidden], inner)
+        self._final_norm: Tensor | None = None
+        self._head: Callable[[Tensor], Tensor] | None = None
+        self._fused = self._fuse()
+
+    def end_with(self, final_norm: Tensor, head: Callable[[Tensor], Tensor]) -> None:
+        """What `whole` does behind the layer: a norm [H] and the output layer."""
+        self._final_norm, self._head = final_norm, head
+        self._fused = self._fuse()
+
+    def _fuse(self) -> FusedLayer | None:
+        config = self._config
         parts = LayerParts(
             *(self._qkv, self._out, self._gate_up, self._down, self._post_norm, self._q_norm, self._k_norm),
-            *(config.num_heads, config.num_kv_heads, dim, config.rms_norm_eps, config.window),
+            *(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps, config.window),
         )
-        self._fused = fuse_layer(parts) if self._gate is None else None
+        if isinstance(self._head, PackedLinear):
+            parts = replace(parts, final_norm=self._final_norm, head=self._head)
+        return fuse_layer(parts) if self._gate is None else None
+
+    def whole(
+        self, stream: Tensor, pieces: Sequence[Piece], entries: Entries, cos_sin: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The stream after the layer, its final norm and the logits, of wanted rows; the attention's input is `pieces`
+        side by side, each through its norm."""
+        assert self._head is not None, "a layer without an end"
+        assert self._final_norm is not None, "a layer without an end"
+        wanted, fused = entries.wanted, self._fused
+        if fused is not None and self._is_few(stream, entries):
+            end = fused(stream, pieces, entries.positions, entries.slots, entries.rows, cos_sin, k, v)
+            if end is not None:
+                normed, logits = end
+                if wanted is None:
+                    return stream, normed, logits
+                return stream.index_select(0, wanted), normed.index_select(0, wanted), logits.index_select(0, wanted)
+            stream = stream if wanted is None else stream.index_select(0, wanted)
+        else:
+            eps = self._config.rms_norm_eps
+            normed_pieces = [x if norm is None else rms_norm(x, norm, eps) for x, norm in pieces]
+            attn_input = torch.cat(normed_pieces, dim=1) if len(pieces) > 1 else normed_pieces[0]
+            stream = self(stream, attn_input, entries, cos_sin, k, v)
+        normed = rms_norm(stream, self._final_norm, self._config.rms_norm_eps)
+        return stream, normed, self._head(normed)
+
+    @staticmethod
+    def _is_few(stream: Tensor, entries: Entries) -> bool:
+        limit = _FEW if entries.wanted is None else _FEW_WANTED
+        return stream.shape[0] <= limit and backend.library is not None
 
     def __call__(
         self, stream: Tensor, attn_input: Tensor, entries: Entries, cos_sin: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         """The stream after the layer: in place, or [W, H] where entries.wanted leaves rows out (these only write)."""
         config, rows = self._config, entries.rows
-        limit = _FEW if entries.wanted is None else _FEW_WANTED
-        if self._fused is not None and stream.shape[0] <= limit and backend.library is not None:
-            self._fused(stream, attn_input, entries.positions, entries.slots, rows, cos_sin, k, v)
+        if self._fused is not None and self._head is None and self._is_few(stream, entries):
+            self._fused(stream, [(attn_input, None)], entries.positions, entries.slots, rows, cos_sin, k, v)
             return stream if entries.wanted is None else stream.index_select(0, entries.wanted)
         qkv = self._qkv(attn_input)
         norms = (self._q_norm, self._k_norm, config.rms_norm_eps)

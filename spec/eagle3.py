@@ -74,10 +74,10 @@ class Eagle3Head:
         self._layer = DecoderLayer(weights, prefix, layer, 2 * hidden)
         self._input_norm = weights.vector(f"{prefix}input_layernorm.weight", hidden)
         self._hidden_norm = weights.vector(f"{prefix}hidden_norm.weight", hidden)
-        self._norm = weights.vector("norm.weight", hidden)
+        norm = weights.vector("norm.weight", hidden)
         self._embed = load_embedding(weights, "embed_tokens.weight", hidden, target)
         self.token_map = load_vocabulary(weights, config, target)
-        self._head = self._load_head(weights, target, hidden)
+        self._layer.end_with(norm, self._load_head(weights, target, hidden))
         weights.refuse_untaken()
         self._residual_is_normed, self._carries_normed = flags["norm_before_residual"], flags["norm_output"]
         self._rotary = Rotary(target.rope_frequencies(shape), weights.device)
@@ -104,15 +104,11 @@ class Eagle3Head:
     ) -> tuple[Tensor, Tensor]:
         """See Head."""
         assert hidden is not None, "an EAGLE-3 entry is paired with a hidden state"
-        eps, width = self._eps, hidden.shape[1]
-        paired = hidden.new_empty(hidden.shape[0], 2 * width)
-        rms_norm(self._embed(token_ids), self._input_norm, eps, paired[:, :width])
-        rms_norm(hidden, self._hidden_norm, eps, paired[:, width:])
-        stream = paired[:, width:].clone() if self._residual_is_normed else hidden
+        stream = rms_norm(hidden, self._hidden_norm, self._eps) if self._residual_is_normed else hidden
+        pieces = ((self._embed(token_ids), self._input_norm), (hidden, self._hidden_norm))
         cos_sin = self._rotary.table(entries.num_positions)
-        stream = self._layer(stream, paired, entries, cos_sin, step.kv_k[0], step.kv_v[0])
-        normed = rms_norm(stream, self._norm, eps)
-        return normed if self._carries_normed else stream, self._head(normed)
+        stream, normed, logits = self._layer.whole(stream, pieces, entries, cos_sin, step.kv_k[0], step.kv_v[0])
+        return normed if self._carries_normed else stream, logits
 
 
 def _flag(config: Mapping[str, Any], name: str) -> Any:

@@ -114,11 +114,11 @@ class MtpHead:
         self._projection = weights.linear([layout.projection], [hidden], 2 * hidden)
         self._input_norm = weights.vector(f"{layout.layer}input_layernorm.weight", hidden, offset)
         self._layer = DecoderLayer(weights, layout.layer, layer, norm_offset=offset)
-        self._final_norm = weights.vector(layout.final_norm, hidden, offset)
+        final_norm = weights.vector(layout.final_norm, hidden, offset)
         embedding, output = layout.copies
         self._embed = load_embedding(weights, embedding, hidden, target)
         self.token_map = load_vocabulary(weights, config, target, layout.token_map)
-        self._head = self._load_output(weights, target, output, hidden)
+        self._layer.end_with(final_norm, self._load_output(weights, target, output, hidden))
         weights.refuse_untaken()
         self._rotary = Rotary(target.rope_frequencies(config), weights.device)
 
@@ -147,8 +147,7 @@ class MtpHead:
         rms_norm(self._embed(token_ids), self._embed_norm, eps, second if self._is_hidden_first else first)
         rms_norm(hidden, self._hidden_norm, eps, first if self._is_hidden_first else second)
         stream = self._projection(paired)
-        attn_input = rms_norm(stream, self._input_norm, eps)
+        pieces = ((stream, self._input_norm),)
         cos_sin = self._rotary.table(entries.num_positions)
-        stream = self._layer(stream, attn_input, entries, cos_sin, step.kv_k[0], step.kv_v[0])
-        normed = rms_norm(stream, self._final_norm, eps)
-        return normed if self._carries_normed else stream, self._head(normed)
+        stream, normed, logits = self._layer.whole(stream, pieces, entries, cos_sin, step.kv_k[0], step.kv_v[0])
+        return normed if self._carries_normed else stream, logits

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(backend.cpu_library() is None, reason="no CPU li
 H, INNER, DIM, NUM_SLOTS, BLOCK = 48, 72, 16, 64, 4
 
 
-def make_parts(kind="fp32", heads=4, kv_heads=2, has_norms=False, has_bias=False, window=0, width=H):
+def make_parts(kind="fp32", heads=4, kv_heads=2, has_norms=False, has_bias=False, window=0, width=H, num_logits=0):
     generator = torch.Generator().manual_seed(heads + window)
 
     def linear(size, in_features):
@@ -41,6 +41,8 @@ def make_parts(kind="fp32", heads=4, kv_heads=2, has_norms=False, has_bias=False
         head_dim=DIM,
         eps=1e-5,
         window=window,
+        final_norm=torch.rand(H, generator=generator) if num_logits else None,
+        head=linear(num_logits, H) if num_logits else None,
     )
 
 
@@ -51,7 +53,7 @@ def fused(parts: LayerParts) -> FusedLayer:
 
 
 def arguments(parts: LayerParts, num_rows: int, seed: int = 0):
-    """stream, attn_input, positions, slots, rows, cos_sin, k_cache, v_cache: two block tables, ancestors."""
+    """stream, pieces, positions, slots, rows, cos_sin, k_cache, v_cache: two block tables, ancestors."""
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape):
@@ -69,19 +71,27 @@ def arguments(parts: LayerParts, num_rows: int, seed: int = 0):
         anc_slots=slots,
         block_size=BLOCK,
     )
-    wide = randn(num_rows, parts.qkv.in_features + 5)
+    stream, width = randn(num_rows, H), parts.qkv.in_features
+    pieces = [(stream, randn(H))]  # the stream itself is among what is read
+    if width > H:
+        pieces.append((randn(num_rows, width - H + 5)[:, 5:], None))
     cache = [randn(NUM_SLOTS, parts.num_kv_heads, DIM) for _ in "kv"]
     cos_sin = randn(40, DIM - 4)
-    return (randn(num_rows, H), wide[:, : parts.qkv.in_features], places.int(), slots, rows, cos_sin, *cache)
+    return [stream, pieces, places.int(), slots, rows, cos_sin, *cache]
 
 
-def in_turns(parts: LayerParts, stream, attn_input, positions, slots, rows, cos_sin, k, v):
-    qkv = parts.qkv(attn_input)
+def in_turns(parts: LayerParts, stream, pieces, positions, slots, rows, cos_sin, k, v):
+    laid = [x if norm is None else rms_norm(x, norm, parts.eps) for x, norm in pieces]
+    qkv = parts.qkv(torch.cat(laid, dim=1))
     rope_and_store_(qkv, positions, cos_sin, slots, k, v, parts.q_norm, parts.k_norm, parts.eps)
     query = qkv[:, : parts.num_heads * DIM].view(-1, parts.num_heads, DIM)
     context = paged_attention(query, k, v, rows, DIM**-0.5, parts.window).flatten(1)
     parts.out(context, None, stream)
     parts.down(silu_mul(parts.gate_up(rms_norm(stream, parts.post_norm, parts.eps))), None, stream)
+    if parts.head is None or parts.final_norm is None:
+        return None
+    normed = rms_norm(stream, parts.final_norm, parts.eps)
+    return normed, parts.head(normed)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 20])
@@ -90,29 +100,33 @@ def in_turns(parts: LayerParts, stream, attn_input, positions, slots, rows, cos_
     [
         {},
         {"kind": "int8", "has_bias": True, "has_norms": True},
-        {"kind": "bf16", "heads": 2, "window": 2, "width": 2 * H},
-        {"kind": "fp16", "heads": 6, "kv_heads": 1},
+        {"kind": "bf16", "heads": 2, "window": 2, "width": 2 * H, "num_logits": 70},
+        {"kind": "fp16", "heads": 6, "kv_heads": 1, "num_logits": 5},
     ],
 )
 def test_one_call_has_the_bits_of_many(options, num_rows):
     parts = make_parts(**options)
-    mine, theirs = ([t.clone() if isinstance(t, torch.Tensor) else t for t in arguments(parts, num_rows)] for _ in "ab")
-    fused(parts)(*mine)
-    in_turns(parts, *theirs)
+    mine, theirs = arguments(parts, num_rows), arguments(parts, num_rows)
+    found, expected = fused(parts)(*mine), in_turns(parts, *theirs)
     for place in (0, 6, 7):  # the stream and the cache
         assert torch.equal(mine[place], theirs[place])
     assert not torch.equal(mine[0], arguments(parts, num_rows)[0])
+    assert (found is None) == (expected is None) == ("num_logits" not in options)
+    if found is not None and expected is not None:
+        assert all(map(torch.equal, found, expected))
 
 
 WRONG = {
     "stream": (0, lambda t: t[:, ::2]),
-    "attn_input": (1, lambda t: t[:, 1:]),
+    "pieces: expected one or two, 48 wide": (1, lambda pieces: pieces * 2),
+    "pieces: expected float32": (1, lambda pieces: [(pieces[0][0].double(), None)]),
+    "pieces: expected contiguous float32": (1, lambda pieces: [(pieces[0][0], torch.ones(3))]),
     "positions": (2, lambda t: t.long()),
     "slots": (3, lambda t: t[1:]),
-    "rows, cos_sin": (5, lambda t: torch.zeros(40, DIM + 2)),
+    "cos_sin": (5, lambda t: torch.zeros(40, DIM + 2)),
     "k_cache": (6, lambda t: t.double()),
     "v_cache": (7, lambda t: t[1:]),
-    "positions: expected values below 40": (2, lambda t: t + 38),
+    "positions: expected values in 0..39": (2, lambda t: t + 38),
     "slots: expected values below 64": (3, lambda t: t + 60),
 }
 
