@@ -43,6 +43,8 @@ class Chat:
         """The response to a body. Raises what the service turns into errors."""
         service = self._service
         own, others = split_body(body, ChatFields.model_fields, "a chat completion")
+        if isinstance(messages := own.get("messages"), list):
+            service.check_size("messages", 0, len(messages))
         fields = parse(ChatFields, own)
         service.check_model(fields.model)
         options = check_stream_options(fields.stream_options, fields.stream)
@@ -80,6 +82,7 @@ class Chat:
             add_generation_prompt=fields.add_generation_prompt,
         )
         size = sum(len(message["content"]) for message in messages if "content" in message)
+        self._service.check_size("messages", size, 0)
         try:
             takes_long = is_constrained or request is not None
             prepared = await self._service.beside_loop(prepare, ALWAYS_LONG if takes_long else size)

@@ -74,6 +74,10 @@ class Completions:
         prompts, most = fields.prompts, self._service.config.max_prompts
         if not 0 < len(prompts) <= most:
             raise RequestError("prompt", f"{len(prompts)} prompts", f"1 to {most} on this server")
+        for index, prompt in enumerate(prompts):
+            place = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
+            sizes = (len(prompt), 0) if isinstance(prompt, str) else (0, len(prompt))
+            self._service.check_size(place, *sizes)
         admission = self._service.llm.engine.admission
 
         def tokenize() -> list[list[int]]:

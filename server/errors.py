@@ -46,7 +46,7 @@ def unknown_field(error: RequestError) -> ApiError:
 
 def timed_out(seconds: float) -> ApiError:
     """For a request that took longer than the server allows; a client must not simply send it again."""
-    message = f"the request took longer than {seconds:g} seconds, this server's request_timeout"
+    message = f"the request took longer than the {seconds:g} seconds that this server allows"
     return ApiError(408, message, type="timeout_error", code="request_timeout", headers={"x-should-retry": "false"})
 
 

@@ -103,6 +103,7 @@ class Generation:
             if params.seed is None and len(job.prompts) > 1:  # one seed for all, so that it replays all
                 params = dataclasses.replace(params, seed=request.seed)
             requests.append(request)
+            await asyncio.sleep(0)  # many prompts with many choices are some work
         for place, request in enumerate(requests):
             self._running[request.request_id] = place
             self._llm.submit(request, self._listener)

@@ -9,12 +9,15 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from decodex.errors import QueueFullError
-from decodex.server.errors import ApiError
+from decodex.server.errors import ApiError, timed_out
 from decodex.server.json_text import read_json
 
 __all__ = ["ClientGone", "Gate", "cancel", "read_body", "shutting_down", "unless_gone", "until_gone"]
 
 T = TypeVar("T")
+
+BODY_TIMEOUT = 60.0  # seconds for a body to come
+MAX_BODIES = 64  # of the greatest length, being read at a time
 
 
 class ClientGone(Exception):
@@ -27,6 +30,7 @@ class Gate:
     def __init__(self, most: int) -> None:
         self.is_draining = False
         self._most = most
+        self._num_body_bytes = 0  # of bodies that are being read
         self._enders: set[Callable[[ApiError], None]] = set()
 
     def enter(self, end: Callable[[ApiError], None]) -> None:
@@ -41,6 +45,16 @@ class Gate:
         """It has ended."""
         self._enders.discard(end)
 
+    def take(self, num_bytes: int, limit: int) -> None:
+        """Count bytes of a body that is being read, or refuse them: there is room for MAX_BODIES of `limit` bytes."""
+        if self._num_body_bytes + num_bytes > MAX_BODIES * limit:
+            raise QueueFullError("too many long bodies are being read")
+        self._num_body_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """The body has been read."""
+        self._num_body_bytes -= num_bytes
+
     def end_all(self, error: ApiError) -> None:
         """End whatever runs."""
         for end in list(self._enders):
@@ -53,8 +67,8 @@ def shutting_down() -> ApiError:
     return ApiError(503, message, type="server_error", code="shutting_down", headers={"Retry-After": "5"})
 
 
-async def read_body(request: Request, limit: int) -> Any:
-    """The JSON value of a request's body, which has at most `limit` bytes. Raises ApiError."""
+async def read_body(request: Request, limit: int, gate: Gate) -> Any:
+    """The JSON value of a request's body, which has at most `limit` bytes. Raises ApiError or QueueFullError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a web page can send any other kind to a server on its reader's machine
         raise ApiError(415, f"Content-Type: got {kind!r}, expected application/json", code="unsupported_media_type")
@@ -64,12 +78,18 @@ async def read_body(request: Request, limit: int) -> Any:
         raise too_long
     body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise too_long
+        async with asyncio.timeout(BODY_TIMEOUT):
+            async for chunk in request.stream():
+                if len(body) + len(chunk) > limit:
+                    raise too_long
+                gate.take(len(chunk), limit)
+                body += chunk
     except ClientDisconnect:
         raise ClientGone from None
+    except TimeoutError:
+        raise timed_out(BODY_TIMEOUT) from None
+    finally:
+        gate.give_back(len(body))
     try:
         return read_json(bytes(body))
     except ValueError as error:

@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decodex.async_llm import AsyncLLM
+from decodex.errors import RequestError
 from decodex.outputs import RequestOutput
 from decodex.server.config import ServerConfig
 from decodex.server.errors import ApiError, error_reply, invalid_body
@@ -27,6 +28,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Fields")
 Serve = Callable[[Any, Generation], Awaitable[Response]]
 
+LONGEST_TOKEN = 64  # bytes, where the tokenizer does not tell
 LONG_TEXT = 2_000  # characters from which on a text is tokenized beside the event loop
 
 
@@ -67,6 +69,8 @@ class Service:
         self.model_name = config.served_model_name or llm.engine.model.name
         self.created = int(time.time())
         self.texts = TokenTexts(self.tokenizer)
+        longest = max(map(len, self.tokenizer.token_bytes() or [b"x" * LONGEST_TOKEN]))
+        self._most_characters = 2 * longest * self.limits.max_model_len
 
     async def answer(self, request: Request, serve: Serve) -> Response:
         """Read a request's body and let `serve` make the response; whatever goes wrong becomes an error's."""
@@ -75,7 +79,7 @@ class Service:
         try:
             generation = Generation(self.llm, self.gate, self.metrics, self.config.request_timeout)
             async with generation.limited():
-                body = await read_body(request, self.config.max_body_bytes)
+                body = await read_body(request, self.config.max_body_bytes, self.gate)
                 response = await unless_gone(request, serve(body, generation))
             if isinstance(response, EventStream):
                 generation.limit_stream()
@@ -86,6 +90,7 @@ class Service:
         finally:
             if generation is not None and not isinstance(response, EventStream):
                 generation.close()
+        response.headers["x-request-id"] = new_id("req")
         return response
 
     def check_model(self, name: str | None) -> None:
@@ -93,6 +98,14 @@ class Service:
         if name is not None and name != self.model_name:
             message = f"model: got {name!r}, expected {self.model_name!r}, the only one here"
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def check_size(self, field: str, num_characters: int, num_items: int) -> None:
+        """Refuse what is too long in any case, before time is spent on it: a text of so many characters, a list of so
+        many token ids or messages, each of which is a token at least."""
+        limit = self.limits.max_model_len
+        if num_items >= limit or num_characters > self._most_characters:
+            got = f"{num_characters} characters" if num_items < limit else f"{num_items} items"
+            raise RequestError(field, got, f"at most {limit - 1} tokens", f"max_model_len is {limit}")
 
     async def beside_loop(self, work: Callable[[], T], size: int) -> T:
         """Do some work on a text of `size` characters: in a thread where that could hold up the event loop."""

@@ -184,6 +184,28 @@ def test_a_body_that_never_comes():
     assert b" 408 " in asyncio.run(main())
 
 
+def test_long_bodies_are_read_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr("decodex.server.limits.MAX_BODIES", 1)
+
+    async def main():
+        async with toy_socket({"max_body_bytes": 2048}) as toy:
+            host, port = toy.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: toy\r\nContent-Type: application/json\r\n"
+            writer.write(head + b"Content-Length: 2000\r\n\r\n" + b" " * 1900)
+            await asyncio.sleep(0.1)
+            body = {"prompt": "b" * 200, "max_tokens": 2}
+            refused = await toy.post(COMPLETIONS, body)
+            writer.close()
+            await asyncio.sleep(0.1)
+            return refused, await toy.post(COMPLETIONS, body)
+
+    refused, answered = asyncio.run(main())
+    assert refused.status_code == 429
+    assert answered.status_code == 200
+    assert answered.headers["x-request-id"] != refused.headers["x-request-id"]
+
+
 def test_sigterm_lets_what_runs_finish_and_takes_no_more():
     async def main():
         async with toy_socket(model=slow_model(0.01)) as toy:
