@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
-from head_fakes import TARGET_IDS
+from head_fakes import HEAD, TARGET_IDS, H
 from torch import Tensor
 from train_fakes import ExactStore, ToyHead, make_head, make_spans
 
 from decodex.head_training import Method
 from decodex.spec.train import loop
-from decodex.spec.train.batches import Batch
+from decodex.spec.train.batches import Batch, make_batch
 from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.loop import Trainee, check_folder, evaluate, train
+from decodex.spec.train.loss import depth_loss, target_probs
 from decodex.spec.train.recipe import Recipe
 
 METHODS = get_args(Method)
@@ -125,12 +127,8 @@ def test_a_head_learns(method: Method, tmp_path: Path) -> None:
 
 def test_the_same_seed_is_the_same_training(whole: tuple[list, dict], tmp_path: Path) -> None:
     check_same(run(tmp_path), whole)
-    other, _ = run(tmp_path / "other", recipe=Recipe(**{**vars_of(RECIPE), "seed": 2}))
+    other, _ = run(tmp_path / "other", recipe=replace(RECIPE, seed=2))
     assert untimed(other) != untimed(whole[0])
-
-
-def vars_of(recipe: Recipe) -> dict[str, Any]:
-    return {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
 
 
 def test_an_interrupted_training_goes_on_unchanged(whole: tuple[list, dict], tmp_path: Path) -> None:
@@ -174,11 +172,12 @@ def test_a_key_pressed_while_something_is_computed_loses_nothing(
             raise KeyboardInterrupt
         return result
 
-    first = Stopper()
+    first, head = Stopper(), make_head("eagle3")
     with monkeypatch.context() as patched:
         patched.setattr(loop, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run(tmp_path, progress=first)
+            run(tmp_path, head, progress=first)
+    assert all(not weight.requires_grad and weight.grad is None for weight in head.weights.values())
     second = Stopper()
     check_same(run(tmp_path, progress=second, resume=True), whole)
     assert untimed(first.entries + second.entries) == untimed(whole[0])
@@ -229,8 +228,8 @@ def test_a_checkpoint_that_is_not_written_to_its_end_is_not_there(
 @pytest.mark.parametrize(
     ("other", "complaint"),
     [
-        ({"recipe": Recipe(**{**vars_of(RECIPE), "learning_rate": 0.5})}, r"\(learning_rate 0.003, not 0.5\)"),
-        ({"recipe": Recipe(**{**vars_of(RECIPE), "depths": 4, "seed": 9})}, r"\(depths 3, not 4; seed 1, not 9\)"),
+        ({"recipe": replace(RECIPE, learning_rate=0.5)}, r"\(learning_rate 0.003, not 0.5\)"),
+        ({"recipe": replace(RECIPE, depths=4, seed=9)}, r"\(depths 3, not 4; seed 1, not 9\)"),
         ({"identity": {**IDENTITY, "model": "other"}}, r"\(model\)"),
         ({"data": 0}, r"\(data\)"),
         ({"data": 1}, r"\(held-out data\)"),
@@ -320,6 +319,31 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_no_weight(
     with pytest.raises(TrainingError, match="batch 0 of epoch 0: the gradient's norm became nan"):
         run(tmp_path, head)
     assert all(torch.equal(weight, before[name]) for name, weight in head.weights.items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
+def test_gradients_are_of_the_decayed_sum_and_clipped(decay: float, method: Method) -> None:
+    head, recipe = make_head(method), replace(RECIPE, depth_decay=decay, overlap_loss=0.3, clip=1e9)
+    batch = make_batch(STORES[1], [0, 1], 3, H, torch.device("cpu"))
+    weights = head.weights
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    probs, num_rows = target_probs(batch, HEAD[TARGET_IDS]), batch.rows.index.shape[1]
+    paired = head.module.pair(weights, batch.states)
+    total, losses = torch.zeros(()), []
+    for depth, normed in enumerate(head.module.depths(weights, batch.token_ids, paired, batch.rows, 3)):
+        span = slice(depth, depth + num_rows)
+        loss = depth_loss(normed @ head.output.T, probs[:, span], batch.is_valid[:, span], 0.3)
+        total, losses = total + decay**depth * loss, [*losses, float(loss.detach())]
+    expected = torch.autograd.grad(total, list(weights.values()))
+    assert loop._gradients(head.trainee(), batch, 3, recipe) == pytest.approx(losses, abs=1e-6)
+    for weight, gradient in zip(weights.values(), expected, strict=True):
+        torch.testing.assert_close(weight.grad, gradient)
+        weight.grad = None
+    loop._gradients(head.trainee(), batch, 3, replace(recipe, clip=1e-3))
+    norm = sum(float(weight.grad.square().sum()) for weight in weights.values() if weight.grad is not None) ** 0.5
+    assert norm == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_sizes_are_those_of_the_depths_that_are_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Seer:
 
 
 def seen(hidden: Tensor, depth: int) -> Tensor:
-    return hidden + 0.4 * (depth + 1) * (1000 * hidden).sin()
+    return hidden + 0.7 * (1000 * hidden + depth).sin()
 
 
 @pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.7, 0.0), (0.7, 0.7, 0.7, 0.7)])
