@@ -22,7 +22,7 @@ from decodex.server.health import health, ready, version
 from decodex.server.json_text import JSONReply
 from decodex.server.metrics import CONTENT_TYPE
 from decodex.server.models import list_models, show_model
-from decodex.server.openapi import Bodies, describe
+from decodex.server.openapi import METRICS_REPLY, Bodies, describe, path_parameter, replies
 from decodex.server.responses import Responses
 from decodex.server.responses_request import ResponseFields
 from decodex.server.service import Fields, Serve, Service
@@ -31,58 +31,20 @@ from decodex.version import __version__
 
 __all__ = ["create_app"]
 
-_ERROR = {
-    "description": "An error.",
-    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-}
-ERRORS: dict[int | str, dict[str, Any]] = {"4XX": _ERROR, "5XX": _ERROR}
+Make = Callable[[Request], Any]
 
 
 def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
     """The application that serves `llm`; `app.state.service` is its Service. Raises RequestError (api_key_file)."""
     app = FastAPI(title="decodex", version=__version__, docs_url=None, redoc_url=None)
     service = app.state.service = Service(llm, config)
-    keys, bodies = Keys.of(config), Bodies()
     if config.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(config.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    app.add_exception_handler(HTTPException, _failed)
-    app.add_exception_handler(Exception, _failed)
-
-    def respond(request: Request, make: Callable[[], Any], *, is_open: bool = False) -> Response:
-        try:
-            if not is_open:
-                keys.check(request.headers)
-            return JSONReply(make())
-        except Exception as error:
-            return error_reply(error)
-
-    def post(path: str, name: str, fields: type[Fields], serve: Serve, *, with_sampling: bool = False) -> None:
-        async def endpoint(request: Request) -> Response:
-            try:
-                keys.check(request.headers)
-            except Exception as error:
-                reply: Response = error_reply(error)
-            else:
-                reply = await service.answer(request, serve)
-            service.metrics.responded(path, reply.status_code)
-            return reply
-
-        extra = bodies.add(name, fields, with_sampling=with_sampling)
-        app.add_api_route(
-            path,
-            endpoint,
-            methods=["POST"],
-            operation_id=name,
-            openapi_extra=extra,
-            responses=ERRORS,
-            response_model=None,
-        )
-
-    post("/v1/chat/completions", "ChatRequest", ChatFields, Chat(service).serve, with_sampling=True)
-    post("/v1/completions", "CompletionRequest", CompletionFields, Completions(service).serve, with_sampling=True)
-    post("/v1/responses", "ResponseRequest", ResponseFields, Responses(service).serve, with_sampling=True)
+    for kind in (HTTPException, Exception):
+        app.add_exception_handler(kind, _failed)
+    routes = _Routes(app, service, Keys.of(config))
 
     async def serve_tokenize(body: Any, _: Generation) -> Response:
         return JSONReply(await tokenize(service, body))
@@ -90,35 +52,81 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
     async def serve_detokenize(body: Any, _: Generation) -> Response:
         return JSONReply(await detokenize(service, body))
 
-    post("/tokenize", "TokenizeRequest", TokenizeFields, serve_tokenize)
-    post("/detokenize", "DetokenizeRequest", DetokenizeFields, serve_detokenize)
+    chat, completion, response = Chat(service).serve, Completions(service).serve, Responses(service).serve
+    routes.post("/v1/chat/completions", "Chat", ChatFields, chat, "ChatCompletion", "ChatChunk")
+    routes.post("/v1/completions", "Completion", CompletionFields, completion, "Completion", "CompletionChunk")
+    routes.post("/v1/responses", "Response", ResponseFields, response, None, "ResponseEvent")
+    routes.post("/tokenize", "Tokenize", TokenizeFields, serve_tokenize, "TokenizeReply")
+    routes.post("/detokenize", "Detokenize", DetokenizeFields, serve_detokenize, "DetokenizeReply")
+    routes.get("/v1/models", lambda _: list_models(service), "ModelList")
+    routes.get("/v1/models/{name:path}", lambda request: show_model(service, request.path_params["name"]), "Model")
+    routes.get("/health", lambda _: health(service), "Status", is_open=True)
+    routes.get("/ready", lambda _: ready(service), "Status", is_open=True)
+    routes.get("/version", lambda _: version(service), "Version", is_open=True)
 
-    @app.get("/v1/models", responses=ERRORS, response_model=None)
-    async def models(request: Request) -> Response:
-        return respond(request, lambda: list_models(service))
-
-    @app.get("/v1/models/{name:path}", responses=ERRORS, response_model=None)
-    async def model(request: Request, name: str) -> Response:
-        return respond(request, lambda: show_model(service, name))
-
-    @app.get("/health", responses=ERRORS, response_model=None)
-    async def is_healthy(request: Request) -> Response:
-        return respond(request, lambda: health(service), is_open=True)
-
-    @app.get("/ready", responses=ERRORS, response_model=None)
-    async def is_ready(request: Request) -> Response:
-        return respond(request, lambda: ready(service), is_open=True)
-
-    @app.get("/version", responses=ERRORS, response_model=None)
-    async def show_version(request: Request) -> Response:
-        return respond(request, lambda: version(service), is_open=True)
-
-    @app.get("/metrics", response_model=None)
+    @app.get("/metrics", response_model=None, responses=METRICS_REPLY, operation_id="metrics")
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
-    describe(app, bodies, has_keys=bool(config.keys or config.api_key_file))
+    describe(app, routes.bodies, has_keys=bool(config.keys or config.api_key_file))
     return app
+
+
+class _Routes:
+    """Adds routes, with what the document says of them."""
+
+    def __init__(self, app: FastAPI, service: Service, keys: Keys) -> None:
+        self.bodies = Bodies()
+        self._app = app
+        self._service = service
+        self._keys = keys
+
+    def post(
+        self, path: str, name: str, fields: type[Fields], serve: Serve, reply: str | None, chunk: str | None = None
+    ) -> None:
+        """A route that takes a body; with the fields of the sampling table where it streams (`chunk`)."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                self._keys.check(request.headers)
+            except Exception as error:
+                response: Response = error_reply(error)
+            else:
+                response = await self._service.answer(request, serve)
+            self._service.metrics.responded(path, response.status_code)
+            return response
+
+        extra = self.bodies.add(f"{name}Request", fields, with_sampling=chunk is not None)
+        self._app.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            operation_id=name.lower(),
+            openapi_extra=extra,
+            responses=replies(reply, chunk),
+            response_model=None,
+        )
+
+    def get(self, path: str, make: Make, reply: str, *, is_open: bool = False) -> None:
+        """A route that shows something; `is_open`: without a key."""
+
+        async def endpoint(request: Request) -> Response:
+            try:
+                if not is_open:
+                    self._keys.check(request.headers)
+                return JSONReply(make(request))
+            except Exception as error:
+                return error_reply(error)
+
+        name = path.removeprefix("/v1").strip("/").partition("/")[0]
+        self._app.add_api_route(
+            path,
+            endpoint,
+            operation_id=name if "{" not in path else "model",
+            openapi_extra=path_parameter("name") if "{" in path else None,
+            responses=replies(reply),
+            response_model=None,
+        )
 
 
 async def _failed(request: Request, error: Exception) -> Response:

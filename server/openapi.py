@@ -8,10 +8,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from decodex.server.openapi_replies import REPLIES
 from decodex.server.sampling import TABLE
 from decodex.server.service import Fields
 
-__all__ = ["Bodies", "describe"]
+__all__ = ["METRICS_REPLY", "Bodies", "describe", "path_parameter", "replies"]
 
 _REF = "#/components/schemas/{model}"
 ERROR = {
@@ -32,11 +33,36 @@ ERROR = {
 }
 
 
+METRICS_REPLY: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Prometheus metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": _REF.format(model=name)}
+
+
+def replies(name: str | None, chunk: str | None = None) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route: its reply, or a stream of `chunk`, and errors."""
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"} if name is None else _reference(name)}}
+    told = "The reply."
+    if chunk is not None:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+        told = f"The reply; with stream, events of {chunk}, or Error."
+    error = {"description": "An error.", "content": {"application/json": {"schema": _reference("Error")}}}
+    return {200: {"description": told, "content": content}, "4XX": error, "5XX": error}
+
+
+def path_parameter(name: str) -> dict[str, Any]:
+    """The `openapi_extra` of a route with a parameter in its path."""
+    return {"parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]}
+
+
 class Bodies:
     """The schemas of request bodies, by name."""
 
     def __init__(self) -> None:
-        self.schemas: dict[str, Any] = {"Error": ERROR}
+        self.schemas: dict[str, Any] = {"Error": ERROR, **REPLIES}
 
     def add(self, name: str, fields: type[Fields], *, with_sampling: bool) -> dict[str, Any]:
         """Define a body; what FastAPI takes as `openapi_extra` of its route."""
@@ -53,7 +79,7 @@ class Bodies:
                 },
             }
         self.schemas[name] = {**schema, "title": name}
-        content = {"application/json": {"schema": {"$ref": _REF.format(model=name)}}}
+        content = {"application/json": {"schema": _reference(name)}}
         return {"requestBody": {"required": True, "content": content}}
 
 

@@ -5,6 +5,7 @@ Chat, completions and responses share it; docs and the OpenAPI schema are made f
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from decodex.checks import Bias, Int, Number, OneOf, Texts, TokenIds
 from decodex.definition import Refusal, check_int, options_of
 from decodex.errors import RequestError, nearest_name
 from decodex.params import SamplingParams
@@ -258,12 +260,39 @@ def _schema_of(hint: Any) -> dict[str, Any]:
     return dict(TypeAdapter(hint).json_schema())
 
 
+def _bounded(schema: dict[str, Any], check: Any) -> dict[str, Any]:
+    """The schema with what the parameter's check says of ranges and lengths."""
+    branches = schema.get("anyOf", [schema])
+    for branch in branches:
+        if isinstance(check, Int | Number) and branch.get("type") in ("integer", "number"):
+            branch["minimum"] = min(check.low, *check.off_values) if check.off_values else check.low
+            if isinstance(check, Number) and check.open_low and not check.off_values:
+                branch["exclusiveMinimum"] = branch.pop("minimum")
+            if check.high is not None and check.high != math.inf:
+                branch["maximum"] = check.high
+        elif isinstance(check, OneOf) and branch.get("type") == "string":
+            branch["enum"] = list(check.words)
+        elif isinstance(check, Texts) and branch.get("type") == "string":
+            branch |= {"minLength": 1, "maxLength": check.longest}
+        elif isinstance(check, Texts) and branch.get("type") == "array":
+            branch["maxItems"] = check.most
+            branch["items"] = {"type": "string", "minLength": 1, "maxLength": check.longest}
+        elif isinstance(check, TokenIds) and branch.get("type") == "array":
+            branch["items"] = {"type": "integer", "minimum": 0}
+            branch |= {"maxItems": check.most} if check.most is not None else {}
+            branch |= {} if check.may_be_empty else {"minItems": 1}
+        elif isinstance(check, Bias) and branch.get("type") == "object":
+            branch["propertyNames"] = {"pattern": "^[0-9]+$"}
+            branch["additionalProperties"] = {"type": "number", "minimum": -100, "maximum": 100}
+    return schema
+
+
 def _passed_on() -> list[HttpField]:
     hints = typing.get_type_hints(SamplingParams)
     found = []
     for option in options_of(SamplingParams):
         if option.name not in NOT_HERE:
-            schema = {key: part for key, part in _schema_of(hints[option.name]).items() if key != "default"}
+            schema = _bounded(_schema_of(hints[option.name]), option.metadata["check"])
             help = option.metadata["help"]
             read = _prediction if option.name == "prediction" else None
             found.append(HttpField(option.name, help, schema, option.name, read))

@@ -8,7 +8,7 @@ import re
 
 import pytest
 from fakes import ByteTokenizer, FakeModel
-from http_client import CHAT, COMPLETIONS, post_one, toy_server
+from http_client import CHAT, COMPLETIONS, events_of, post_one, toy_server
 from jsonschema import Draft202012Validator
 
 from decodex.server.chat_request import ChatFields
@@ -106,6 +106,44 @@ def test_the_document_describes_every_field_and_every_example_fits_it():
         for operation in item.values():
             assert "422" not in operation["responses"], path
     assert document["security"] == [{"key": []}]
+
+
+def test_replies_are_as_the_document_says():
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+    chat = {"messages": [{"role": "user", "content": "b"}], "max_tokens": 20, "seed": 1}
+    everything = {"n": 2, "return_token_ids": True, "prompt_logprobs": 1, "stop": "x"}
+    cases = [
+        (CHAT, chat, "ChatCompletion"),
+        (CHAT, {**chat, **everything, "logprobs": True, "top_logprobs": 2}, "ChatCompletion"),
+        (CHAT, {**chat, "tools": tools, "tool_choice": "required", "max_tokens": 100}, "ChatCompletion"),
+        (COMPLETIONS, {**BODY, "logprobs": 1}, "Completion"),
+        (COMPLETIONS, {**BODY, **everything, "echo": True, "logprobs": 1}, "Completion"),
+        ("/tokenize", {"prompt": "b", "return_token_strs": True}, "TokenizeReply"),
+        ("/detokenize", {"tokens": [1]}, "DetokenizeReply"),
+    ]
+
+    async def main():
+        async with toy_server(model=FakeModel(257, 2048), tokenizer=ByteTokenizer(), num_blocks=512) as toy:
+            document = (await toy.http.get("/openapi.json")).json()
+            found = [("ModelList", (await toy.http.get("/v1/models")).json())]
+            for path, name in (("/v1/models/fake", "Model"), ("/version", "Version"), ("/ready", "Status")):
+                found.append((name, (await toy.http.get(path)).json()))
+            for path, body, name in cases:
+                response = await toy.post(path, body)
+                assert response.status_code == 200, response.text
+                found.append((name, response.json()))
+                if "seed" in body or path == COMPLETIONS:
+                    stream = {**body, "stream": True, "stream_options": {"include_usage": True}}
+                    chunk = name.replace("Completion", "Chunk") if path == CHAT else "CompletionChunk"
+                    found += [(chunk, event) for event in events_of(await toy.post(path, stream))]
+            return document, found
+
+    document, found = asyncio.run(main())
+    assert len(found) > 20
+    for name, reply in found:
+        schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        errors = [error.message for error in Draft202012Validator(schema).iter_errors(reply)]
+        assert not errors, (name, errors, reply)
 
 
 def test_models_version_and_health():
