@@ -74,7 +74,15 @@ def _drafter(
     wanted = config.speculative_config
     if not isinstance(wanted, SpeculativeConfig) or wanted.with_weights is None or wanted.model is None:
         return None
-    return load_drafter(wanted.with_weights, wanted.model, model, tokenizer, device, layer_ids=wanted.layer_ids)
+    return load_drafter(
+        wanted.with_weights,
+        wanted.model,
+        model,
+        tokenizer,
+        device,
+        layer_ids=wanted.layer_ids,
+        quantization=wanted.quantization,
+    )
 
 
 class Engine:

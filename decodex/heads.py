@@ -6,13 +6,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from decodex.errors import ModelError
 from decodex.kernels.attention import RowContexts
+from decodex.kernels.backend import cpu_library
 from decodex.kv_cache import KVCache, LayerKV
 from decodex.models.interface import CausalLM, ForwardBatch
 from decodex.models.llama_config import LlamaConfig, rope_frequencies
@@ -27,6 +28,7 @@ from decodex.spec.head_proposer import HeadProposer
 from decodex.spec.head_weights import HeadError, HeadWeights
 from decodex.spec.mtp import MtpHead, mtp_layout
 from decodex.spec.target import StepTensors, TargetParts
+from decodex.speculative_config import HeadQuantization
 from decodex.tokenizer import Tokenizer
 
 __all__ = ["SharedParts", "draft_forward", "head_agreement", "load_drafter", "target_parts"]
@@ -59,12 +61,13 @@ def load_drafter(
     *,
     layer_ids: LayerIds = "auto",
     carries_normed: bool | None = None,
+    quantization: HeadQuantization = "auto",
 ) -> HeadProposer:
     """The proposer of a method with weights.
 
     `method`: draft_model, eagle, eagle3 or mtp; `name`: folder or Hugging Face id (mtp: the target's own checkpoint, or
-    one with its module alone). `layer_ids`, `carries_normed`: see `Eagle3Head`, `MtpHead`. Raises ModelError naming
-    file, tensor or config field.
+    one with its module alone). `layer_ids`, `carries_normed`: see `Eagle3Head`, `MtpHead`; `quantization`: see
+    SpeculativeConfig. Raises ModelError naming file, tensor or config field.
     """
     if method == "draft_model":
         return HeadProposer(method, _load_draft_model(name, model, tokenizer, device))
@@ -72,7 +75,8 @@ def load_drafter(
     config = read_json(folder / "config.json")
     target = target_parts(model, device)
     try:
-        head = _read_head(method, config, folder, target, layer_ids, carries_normed)
+        weights = HeadWeights.open(folder, target.device, kind=_kind(quantization, target.device))
+        head = _read_head(method, config, weights, target, layer_ids, carries_normed)
     except HeadError as error:
         raise ModelError(str(error)) from error
     agreed, asked = head_agreement(head, model, tokenizer.encode(_CHECK_TEXT), device)
@@ -85,18 +89,23 @@ def load_drafter(
 def _read_head(
     method: str,
     config: Mapping[str, Any],
-    folder: Path,
+    weights: HeadWeights,
     target: TargetParts,
     layer_ids: LayerIds,
     carries_normed: bool | None,
 ) -> Head:
-    weights = HeadWeights.open(folder, target.device)
     if method == "mtp":
         layout = mtp_layout(weights, target.num_layers)
         return MtpHead(config, weights.below(layout.prefix), target, layout, carries_normed)
     if method == "eagle":
         return EagleHead(config, weights, target)
     return Eagle3Head(config, weights, target, layer_ids)
+
+
+def _kind(quantization: HeadQuantization, device: torch.device) -> Literal["auto", "int8"]:
+    """How layers are packed: a draft on a CPU waits for its weights, and is only a guess."""
+    is_faster = device.type == "cpu" and cpu_library() is not None
+    return "int8" if quantization == "int8" or (quantization == "auto" and is_faster) else "auto"
 
 
 def target_parts(model: CausalLM, device: torch.device) -> TargetParts:

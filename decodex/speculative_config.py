@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from decodex.checks import Flag, Int, Number, OneOf, TokenIds
 from decodex.definition import Refusal, check_int, definition, option, options_of, run_checks
@@ -22,6 +22,7 @@ __all__ = [
     "METHODS",
     "WITH_WEIGHTS",
     "EngineSpeculation",
+    "HeadQuantization",
     "Prediction",
     "Speculative",
     "SpeculativeConfig",
@@ -32,6 +33,7 @@ __all__ = [
 FIELD = "speculative"
 WITHOUT_WEIGHTS = ("forced", "prediction", "suffix", "ngram")
 WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "mtp")
+HeadQuantization = Literal["auto", "none", "int8"]
 METHODS = (*WITHOUT_WEIGHTS, *WITH_WEIGHTS, "cascade")
 DEFAULT_CASCADE = ("forced", "prediction", "suffix")
 # how deep a draft goes at most: what costs nothing may guess far, control cuts what does not pay
@@ -140,6 +142,13 @@ class SpeculativeConfig:
         choices=("auto", "output", "input"),
         check=OneOf(("auto", "output", "input")),
     )
+    quantization: HeadQuantization = option(
+        default="auto",
+        help="how the weights of a head (eagle, eagle3, mtp) are held: int8 by output channel, none is as published, "
+        "auto is int8 on a CPU, where a draft is cheaper by it. What is guessed may change, the target's own law never",
+        choices=("auto", "none", "int8"),
+        check=OneOf(("auto", "none", "int8")),
+    )
 
     refused: ClassVar[dict[str, Refusal]] = {
         "disable_by_batch_size": Refusal("control=True drafts as much as pays at every batch size"),
@@ -147,7 +156,6 @@ class SpeculativeConfig:
         "draft_tensor_parallel_size": Refusal("heads and draft models run beside the target", (None, 1)),
         "acceptance_method": Refusal("it is called verification: coupled, rejection or block"),
         "rejection_sample_method": Refusal("it is called verification: coupled, rejection or block"),
-        "quantization": Refusal("a draft model or head is held as its checkpoint has it"),
     }
 
     def __post_init__(self) -> None:
@@ -168,6 +176,8 @@ class SpeculativeConfig:
         if self.with_weights is None and self.model is not None:
             named = f"one of {', '.join(WITH_WEIGHTS)} as the method beside it"
             raise RequestError("model", self.model, named)
+        if self.quantization != "auto" and self.with_weights in (None, "draft_model"):
+            raise RequestError("quantization", self.quantization, "'auto' without a head (eagle, eagle3, mtp)")
 
     @functools.cached_property
     def methods(self) -> tuple[str, ...]:

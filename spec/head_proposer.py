@@ -197,6 +197,7 @@ class _ChainPlaces:
         bases = [len(view.token_ids) - shift for view in views]
         depths = [min(view.max_depth, view.max_nodes) for view in views]
         self._first_free, depth = max(bases) + 1, max(depths)
+        self._no_ancestors = _no_ancestors(len(views), device)
         by_view = [
             _slots_of(tables[view.slot], base, own_depth, step.block_size) + [-1] * (depth - own_depth)
             for view, base, own_depth in zip(views, bases, depths, strict=True)
@@ -214,7 +215,10 @@ class _ChainPlaces:
             chosen = torch.tensor(owners, device=slots.device)
             positions, ctx_lens = positions.index_select(0, chosen), ctx_lens.index_select(0, chosen)
             slots, row_slot = slots.index_select(0, chosen), row_slot.index_select(0, chosen)
-        return Entries(positions, slots, _contexts(self._step, row_slot, ctx_lens), self._first_free + depth - 1)
+        anc_cu, anc_slots = self._no_ancestors
+        tables, block_size = self._step.block_tables, self._step.block_size
+        rows = RowContexts(tables, row_slot, ctx_lens, anc_cu[: len(owners) + 1], anc_slots, block_size)
+        return Entries(positions, slots, rows, self._first_free + depth - 1)
 
 
 def _slots_of(table: npt.NDArray[np.int32], first: int, count: int, block_size: int) -> list[int]:
@@ -228,12 +232,19 @@ def _slots_of(table: npt.NDArray[np.int32], first: int, count: int, block_size: 
     ]
 
 
+def _no_ancestors(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """anc_cu and anc_slots of rows that read places of their block tables only."""
+    return (
+        torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
+        torch.empty(0, dtype=torch.int64, device=device),
+    )
+
+
 def _contexts(step: StepTensors, row_slot: Tensor, ctx_lens: Tensor, ancestors: Tensor | None = None) -> RowContexts:
     """Rows that read ctx_lens [R] entries of lines row_slot [R] of the block tables, then equal shares of ancestors."""
     device, num_rows = row_slot.device, row_slot.shape[0]
-    if ancestors is None:
-        anc_cu = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
-        ancestors = torch.empty(0, dtype=torch.int64, device=device)
-    else:
+    anc_cu, anc_slots = _no_ancestors(num_rows, device)
+    if ancestors is not None:
         anc_cu = torch.arange(num_rows + 1, dtype=torch.int32, device=device) * (ancestors.shape[0] // num_rows)
-    return RowContexts(step.block_tables, row_slot, ctx_lens, anc_cu, ancestors, step.block_size)
+        anc_slots = ancestors
+    return RowContexts(step.block_tables, row_slot, ctx_lens, anc_cu, anc_slots, step.block_size)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from decodex.kernels.linear import PackedLinear, pack_linear
+from decodex.kernels.linear import Kind, PackedLinear, pack_linear
 
 __all__ = ["HeadError", "HeadWeights"]
 
@@ -30,17 +30,24 @@ class HeadWeights:
         source: str,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        kind: Kind | Literal["auto"] = "auto",
     ) -> None:
-        """`readers`: name -> the tensor; `source` names the checkpoint in errors; `dtype` None: as published."""
+        """`readers`: name -> the tensor; `source` names the checkpoint in errors; `dtype` None: as published; `kind`:
+        of packed layers, see `pack_linear`."""
         self._readers = dict(readers)
         self._taken: set[str] = set()
         self.source = source
         self.device = torch.device(device)
-        self.dtype = dtype
+        self.dtype, self.kind = dtype, kind
         self.nbytes = 0  # held by what was taken
 
     @staticmethod
-    def open(folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> HeadWeights:
+    def open(
+        folder: Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        kind: Kind | Literal["auto"] = "auto",
+    ) -> HeadWeights:
         """All tensors of a folder's *.safetensors, else of its pytorch_model*.bin (plain tensors, no pickled code)."""
         readers: dict[str, Callable[[], Tensor]] = {}
         files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
@@ -51,12 +58,12 @@ class HeadWeights:
                 if name in readers:
                     raise HeadError(f"{file}: tensor {name!r} is in another file of this folder too")
                 readers[name] = reader
-        return HeadWeights(readers, str(folder), device, dtype)
+        return HeadWeights(readers, str(folder), device, dtype, kind)
 
     def below(self, prefix: str) -> HeadWeights:
         """Only the tensors whose names begin so: a head inside a target's checkpoint."""
         readers = {name: reader for name, reader in self._readers.items() if name.startswith(prefix)}
-        return HeadWeights(readers, self.source, self.device, self.dtype)
+        return HeadWeights(readers, self.source, self.device, self.dtype, self.kind)
 
     def __contains__(self, name: str) -> bool:
         return name in self._readers
@@ -103,7 +110,7 @@ class HeadWeights:
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         """A packed layer of tensors that were taken."""
-        packed = pack_linear(self._held(weight), None if bias is None else bias.to(self.device))
+        packed = pack_linear(self._held(weight), None if bias is None else bias.to(self.device), self.kind)
         self.nbytes += packed.nbytes
         return packed
 

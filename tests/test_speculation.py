@@ -54,6 +54,8 @@ class TestWhoIsAsked:
             (None, {"model": "x"}, "speculative.model"),
             (None, {"method": "suffix", "verification": "block", "tree": [2]}, "speculative.tree"),
             (None, {"prompt_lookup_min": 5}, "speculative.prompt_lookup_min"),
+            (None, {"method": "suffix", "quantization": "int8"}, "speculative.quantization"),
+            (None, {"quantization": "fp8"}, "speculative.quantization"),
             (None, {"cascade": ["suffix", "suffix"]}, "speculative.cascade"),
             (None, {"tree": [16, 16]}, "speculative.tree"),
             (None, {"suffix_corpus_mib": 1}, "speculative.suffix_corpus_mib"),

@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 from decodex import EngineConfig, ModelError, SamplingParams
 from decodex.engine import Engine
 from decodex.heads import head_agreement, load_drafter
+from decodex.kernels.backend import cpu_library
+from decodex.speculative_config import HeadQuantization
 
 DEVICE = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,7 +111,7 @@ def test_heads_see_what_transformers_computes(layout: str, target: Path, tmp_pat
     """The drafts' logits, from checkpoints alone: taps and hidden states are transformers', the head is plain torch."""
     checkpoint = LAYOUTS[layout]
     write(tmp_path, checkpoint.config, checkpoint.tensors, checkpoint.is_bin)
-    engine = load(target, method=layout.split("-")[0], model=str(tmp_path), tree=[2, 1, 1])
+    engine = load(target, method=layout.split("-")[0], model=str(tmp_path), tree=[2, 1, 1], quantization="none")
     chooser, seen = engine.speculation._chooser, []
     choose = chooser.choose
 
@@ -160,6 +162,26 @@ def test_a_head_is_compared_with_its_target(target: Path, tmp_path: Path, caplog
     ids = list(range(24)) * 2
     agreed, asked = head_agreement(proposer._head, model, ids, DEVICE)
     assert 0 <= agreed < asked == 47
+
+
+@pytest.mark.parametrize("layout", ["eagle-two-layers", "eagle3-targets-head", "mtp-mimo"])
+def test_a_head_in_int8_guesses_much_the_same(layout: str, target: Path, tmp_path: Path) -> None:
+    model, tokenizer = (engine := load(target)).model, engine.tokenizer
+    checkpoint, ids = LAYOUTS[layout], list(range(24)) * 2
+    write(tmp_path, checkpoint.config, checkpoint.tensors, checkpoint.is_bin)
+
+    def logits_of(quantization: HeadQuantization) -> torch.Tensor:
+        method = layout.split("-")[0]
+        head = load_drafter(method, str(tmp_path), model, tokenizer, DEVICE, quantization=quantization)._head
+        seen, forward = [], head.forward
+        head.forward = lambda *args: seen.append(forward(*args)) or seen[0]  # type: ignore[method-assign]
+        head_agreement(head, model, ids, DEVICE)
+        return seen[0][1]
+
+    exact, rounded = logits_of("none"), logits_of("int8")
+    error = (exact - rounded).std() / exact.std()
+    assert 0 < error < 0.05
+    assert torch.equal(logits_of("auto"), exact if cpu_library() is None else rounded)
 
 
 def test_what_does_not_fit_is_a_model_error(target: Path, tmp_path: Path) -> None:
