@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
@@ -20,12 +21,13 @@ from decodex.server.pieces import Piece, Progress
 from decodex.server.reasoning import num_reasoning_tokens
 from decodex.server.responses_events import OutputItems, new_item_id
 from decodex.server.responses_request import ResponseFields, messages_of, set_sampling, tool_request_of
-from decodex.server.sampling import read_sampling, split_body
+from decodex.server.sampling import Sampling, read_sampling, split_body
 from decodex.server.service import LONG_TEXT, Service, parse
 from decodex.server.sse import EventStream
 from decodex.server.tools.delta import Delta
 from decodex.server.tools.request import ToolRequest
 from decodex.server.usage import usage_of
+from decodex.structured_outputs import FIELD
 
 __all__ = ["Responses"]
 
@@ -44,26 +46,12 @@ class Responses:
         fields = parse(ResponseFields, own)
         service.check_model(fields.model)
         fields.check()
-        request, messages = tool_request_of(fields), messages_of(fields)
+        request = tool_request_of(fields)
         sampling = read_sampling(others)
         set_sampling(fields, sampling)
-
-        def prepare() -> Prepared:
-            return self._conversations.prepare(
-                messages,
-                request,
-                sampling,
-                effort=fields.effort,
-                effort_field="reasoning.effort",
-                template_values=fields.chat_template_kwargs,
-            )
-
-        has_schemas = request is not None or "structured_outputs" in sampling.values
         try:
-            prepared = await service.beside_loop(prepare, LONG_TEXT if has_schemas else len(str(messages)))
-            _check_logprobs(fields, prepared)
-            wanted = service.max_tokens(fields.max_output_tokens, len(prepared.token_ids))
-            sampling.values["max_tokens"] = wanted
+            prepared = await self._prepare(fields, request, sampling)
+            sampling.values["max_tokens"] = service.max_tokens(fields.max_output_tokens, len(prepared.token_ids))
             params = sampling.params(service.config)
             job = Job(new_item_id("resp"), [prepared.token_ids], params, sampling.priority, sampling.cache_salt)
             await generation.start(job, only_last=not fields.stream)
@@ -74,8 +62,33 @@ class Responses:
             [output] = await generation.last()
             return JSONReply(reply.whole(output))
         first = await generation.next()
-        assert first is not None
+        assert first is not None, "a generation without an output"
         return EventStream(reply.events(first[1], generation), generation.close, end=b"")
+
+    async def _prepare(self, fields: ResponseFields, request: ToolRequest | None, sampling: Sampling) -> Prepared:
+        """The prompt and the plan of the output, whose parameters go into `sampling`."""
+        is_list = isinstance(fields.input, list)
+        self._service.check_size("input", 0, len(fields.input) if is_list else 0)
+        messages = messages_of(fields)
+        size = sum(len(message["content"]) for message in messages)
+        self._service.check_size("input", size, 0)
+        is_constrained = FIELD in sampling.values
+        if request is not None and not is_constrained:
+            sampling.names[FIELD] = "tools"
+        sampling.names |= {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
+        prepare = functools.partial(
+            self._conversations.prepare,
+            messages,
+            request,
+            sampling,
+            effort=fields.effort,
+            effort_field="reasoning.effort",
+            template_values=fields.chat_template_kwargs,
+        )
+        takes_long = is_constrained or request is not None
+        prepared = await self._service.beside_loop(prepare, LONG_TEXT if takes_long else size)
+        _check_logprobs(fields, prepared)
+        return prepared
 
 
 def _check_logprobs(fields: ResponseFields, prepared: Prepared) -> None:

@@ -58,6 +58,11 @@ class ToolParser:
         self._arguments = _JsonObject()
         self.num_calls = 0
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the last call's arguments have not ended yet."""
+        return self._state == self._read_arguments
+
     def feed(self, text: str) -> list[Delta]:
         """What the next piece of text adds."""
         self._held += text

@@ -89,8 +89,9 @@ class OutputParser:
         return self._tools.num_calls
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """What a choice's end is called: a "stop" after calls is "tool_calls"."""
-        return "tool_calls" if reason == "stop" and self.num_calls else reason
+        """What a choice's end is called: a "stop" after calls is "tool_calls", unless a stop string has cut one."""
+        is_called = self.num_calls and not self._tools.is_in_call
+        return "tool_calls" if reason == "stop" and is_called else reason
 
     def feed(self, text: str) -> list[Delta]:
         """What the next piece of text adds."""
@@ -127,6 +128,7 @@ class _Text:
     """Text that has no calls."""
 
     num_calls = 0
+    is_in_call = False
 
     def feed(self, text: str) -> list[Delta]:
         return [Delta(content=text)] if text else []

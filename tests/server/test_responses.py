@@ -162,6 +162,8 @@ def test_log_probabilities_are_refused_where_tokens_are_no_text() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"inptu": "x"}, "inptu"),
         ({"input": None}, "input"),
+        ({"input": "word " * 10_000}, "input"),
+        ({"input": [{"role": "user", "content": "x" * 3900}] * 2}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -111,6 +111,15 @@ def test_content_reasoning_and_calls_however_they_are_cut(prompt: str, text: str
         assert parse(found, [text[:first], text[first:second], text[second:]]) == expected
 
 
+def test_a_call_that_is_cut_is_no_call_to_make() -> None:
+    parser = plan(request()).parser()
+    parser.feed(CALL[:-20])
+    assert parser.num_calls == 1
+    assert parser.finish_reason("stop") == "stop"
+    parser.feed(CALL[-20:])
+    assert parser.finish_reason("stop") == "tool_calls"
+
+
 def test_reasoning_without_tools() -> None:
     found = plan(markers=THINK, prompt="<think>\n")
     assert parse(found, "so</think>\n\n<tool_call>") == ("<tool_call>", "so", [])
