@@ -24,9 +24,20 @@ from decodex.structured_outputs import FIELD
 __all__ = ["Grammars", "refusal_of_schema"]
 
 
-@functools.lru_cache(maxsize=1024)
+MAX_REMEMBERED = 1 << 14  # characters of a schema whose refusal, or that it has none, is remembered
+
+
 def refusal_of_schema(text: str) -> str | None:
     """Why no part of a structural tag can follow a schema (JSON text), or None where one can."""
+    return _known_refusal(text) if len(text) <= MAX_REMEMBERED else _refusal(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _known_refusal(text: str) -> str | None:
+    return _refusal(text)
+
+
+def _refusal(text: str) -> str | None:
     try:
         check_backend(prepare_schema(text), "llguidance")
     except ConstraintError as error:

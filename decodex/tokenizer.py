@@ -58,6 +58,7 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self._templates = _read_templates(folder, config)
         self._compiled: dict[str, jinja2.Template] = {}
+        self._variables: dict[str, frozenset[str]] = {}  # by template
 
     @classmethod
     def load(cls, files: ModelFiles) -> Tokenizer:
@@ -72,6 +73,23 @@ class Tokenizer:
     def chat_template(self, with_tools: bool = False) -> str | None:
         """The source of the template that a conversation (with tools) is rendered by; None for a model without."""
         return self._pick_template(with_tools) if self._templates else None
+
+    def template_variables(self, with_tools: bool = False) -> frozenset[str]:
+        """The names that this template reads from outside; none for a model without."""
+        import jinja2.meta
+
+        source = self.chat_template(with_tools)
+        if source is None:
+            return frozenset()
+        if source not in self._variables:
+            try:
+                names = jinja2.meta.find_undeclared_variables(_environment().parse(source))
+            except jinja2.TemplateSyntaxError as error:
+                raise ModelError(
+                    f"the model's chat template is broken, line {error.lineno}: {error.message}"
+                ) from error
+            self._variables[source] = frozenset(names)
+        return self._variables[source]
 
     def use_chat_template(self, source: str) -> None:
         """Use this template in place of the model's own. RequestError if it is none."""

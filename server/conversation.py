@@ -53,13 +53,14 @@ class Conversations:
 
         May take a while: not for an event loop.
         """
-        template = self._tokenizer.chat_template(with_tools=request is not None and request.choice != "none")
+        with_tools = request is not None and request.choice != "none"
+        template, variables = self._tokenizer.chat_template(with_tools), self._tokenizer.template_variables(with_tools)
         syntax = find_syntax(self._config.tool_call_format, template)
         markers = find_markers(self._config.reasoning_format, template)
-        wanted = plan_effort(effort, template, markers, effort_field)
+        wanted = plan_effort(effort, variables, markers, effort_field)
         values = {**wanted.template_values, **_checked(template_values)}
-        chat = messages_for_template(messages, request, syntax, template)
-        shown = tools_for_template(request, template)
+        chat = messages_for_template(messages, request, syntax, template, variables)
+        shown = tools_for_template(request, variables)
         prompt = self._tokenizer.render_chat(chat, add_generation_prompt, shown, **values)
         constraint = StructuredOutputs()(FIELD, sampling.values.get(FIELD))
         plan = plan_output(request, syntax, markers, constraint, prompt, self._tokenizer)

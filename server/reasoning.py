@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from decodex.errors import RequestError
 from decodex.server.tools.delta import Delta
-from decodex.server.tools.parser import held_back
+from decodex.server.tools.parser import Literals
 
 __all__ = [
     "EFFORTS",
@@ -71,17 +70,16 @@ class Effort:
     max_thinking_tokens: int | None = None
 
 
-def plan_effort(effort: str | None, template: str | None, markers: Markers | None, field: str) -> Effort:
-    """What an effort comes to with this model: the template's own switch where it has one, else a limit on the tokens.
-    RequestError where the model has neither."""
+def plan_effort(effort: str | None, variables: Collection[str], markers: Markers | None, field: str) -> Effort:
+    """What an effort comes to with a model whose template reads these variables: the template's own switch where it has
+    one, else a limit on the tokens. RequestError where the model has neither."""
     if effort is None:
         return Effort({})
     if effort not in EFFORTS:
         raise RequestError(field, effort, f"one of {', '.join(EFFORTS)}")
-    text = template or ""
-    if re.search(r"\breasoning_effort\b", text):
+    if "reasoning_effort" in variables:
         return Effort({"reasoning_effort": effort})
-    switches = [name for name in ("enable_thinking", "thinking") if re.search(rf"(?<![<\w/]){name}\b(?!>)", text)]
+    switches = [name for name in ("enable_thinking", "thinking") if name in variables]
     if markers is None and not switches:
         if effort == "none":
             return Effort({})
@@ -100,6 +98,7 @@ class ReasoningParser:
 
     def __init__(self, reasoning: Reasoning) -> None:
         self._markers = reasoning.markers
+        self._end = Literals((self._markers.end,))
         self._state = "inside" if reasoning.is_open else "start"
         self._held = ""
         self._is_begun = False  # whether the reasoning has shown a character that isn't whitespace
@@ -124,7 +123,7 @@ class ReasoningParser:
                 self._state = "inside"
         if self._state == "inside":
             at = self._held.find(self._markers.end)
-            kept = held_back(self._held, [self._markers.end]) if at < 0 else 0
+            kept = self._end.num_held(self._held) if at < 0 else 0
             self._add(self._held[: at if at >= 0 else len(self._held) - kept], deltas)
             if at < 0:
                 self._held = self._held[len(self._held) - kept :]

@@ -107,6 +107,9 @@ class FakeTokenizer:
     def chat_template(self, with_tools: bool = False) -> str | None:
         return "{% for m in messages %}{{ m.content }}{% endfor %}"
 
+    def template_variables(self, with_tools: bool = False) -> frozenset[str]:
+        return frozenset({"messages"})
+
 
 class ByteTokenizer(FakeTokenizer):
     """Token i < 256 is the byte i; 256 is EOS."""

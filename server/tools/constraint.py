@@ -217,20 +217,27 @@ def _const(text: str) -> Item:
 def _schema(tool: Tool) -> Mapping[str, Any]:
     """The schema that is enforced: of a tool that isn't strict, as far as it can be."""
     field = f"{tool.field}.parameters"
-    try:
-        jsonschema.Draft202012Validator.check_schema(dict(tool.parameters))
-    except (jsonschema.SchemaError, RecursionError) as error:
-        place = getattr(error, "json_path", "$")
-        raise RequestError(field, tool.parameters, "a JSON schema", f"{place}: {str(error).splitlines()[0]}") from None
     closed = close_schema(tool.parameters)
     if refusal_of_schema(json.dumps(closed)) is None:
         return closed
     reason = refusal_of_schema(json.dumps(tool.parameters))
     if reason is None:
         return tool.parameters
+    fault = _fault(tool.parameters)
+    if fault is not None:
+        raise RequestError(field, tool.parameters, "a JSON schema", fault)
     if tool.strict:
         raise RequestError(field, tool.parameters, "a schema that can be honoured", reason)
     return {"type": "object"}
+
+
+def _fault(schema: Mapping[str, Any]) -> str | None:
+    """Why something is no JSON schema at all."""
+    try:
+        jsonschema.Draft202012Validator.check_schema(dict(schema))
+    except (jsonschema.SchemaError, RecursionError) as error:
+        return f"{getattr(error, 'json_path', '$')}: {str(error).splitlines()[0]}"
+    return None
 
 
 def close_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:

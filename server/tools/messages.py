@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from decodex.errors import RequestError
@@ -17,34 +17,33 @@ __all__ = ["messages_for_template", "tools_for_template"]
 Message = dict[str, Any]
 
 
-def tools_for_template(request: ToolRequest | None, template: str | None) -> list[dict[str, Any]] | None:
-    """The functions that the template shows to the model; None where there are none, or it shows none."""
-    if request is None or request.choice == "none" or not _reads(template, "tools"):
+def tools_for_template(request: ToolRequest | None, variables: Collection[str]) -> list[dict[str, Any]] | None:
+    """The functions that a template shows to the model; None where there are none, or it reads no `tools`."""
+    if request is None or request.choice == "none" or "tools" not in variables:
         return None
     return [tool.as_template_value for tool in request.tools]
 
 
 def messages_for_template(
-    messages: Sequence[Mapping[str, Any]], request: ToolRequest | None, syntax: CallSyntax, template: str | None
+    messages: Sequence[Mapping[str, Any]],
+    request: ToolRequest | None,
+    syntax: CallSyntax,
+    template: str | None,
+    variables: Collection[str],
 ) -> list[Message]:
-    """Checked copies of `messages`: arguments as objects, ids as the template takes them, and what the template has no
-    words for as plain text. RequestError names the field."""
+    """Checked copies of `messages`: arguments as objects, ids as the template takes them, and what the template, which
+    reads these `variables`, has no words for as plain text. RequestError names the field."""
     names: dict[str, str] = {}
     found = [_message(dict(message), f"messages[{i}]", names, syntax) for i, message in enumerate(messages)]
     if syntax.is_single:
         found = _one_call_each(found)
-    if not _reads(template, "tool_calls"):
+    if "tool_calls" not in (template or ""):
         found = [_with_written_calls(message, syntax) for message in found]
     if not re.search(r"""['"](tool|ipython|tool_results)['"]""", template or ""):
         found = _results_as_user(found)
-    if request is not None and request.choice != "none" and not _reads(template, "tools"):
+    if request is not None and request.choice != "none" and "tools" not in variables:
         found = _with_instructions(found, request, syntax)
     return found
-
-
-def _reads(template: str | None, name: str) -> bool:
-    """Whether a template uses a variable or attribute of this name."""
-    return re.search(rf"\b{name}\b", template or "") is not None
 
 
 def _message(message: Message, field: str, names: dict[str, str], syntax: CallSyntax) -> Message:

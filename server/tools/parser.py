@@ -7,6 +7,7 @@ held back, which is never longer than a header. What turns out not to be a call 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import secrets
 import string
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from decodex.server.tools.delta import CallDelta, Delta
 from decodex.server.tools.syntax import CallSyntax
 
-__all__ = ["ToolParser", "fitting_id", "new_call_id"]
+__all__ = ["Literals", "ToolParser", "fitting_id", "new_call_id"]
 
 _LETTERS = string.ascii_letters + string.digits
 
@@ -50,6 +51,7 @@ class ToolParser:
         self._new_id = new_id or (lambda: new_call_id(syntax))
         headers = {f"{syntax.header(name)}{{": name for name in names}
         self._first = {f"{opening}{header}": name for opening in syntax.openings for header, name in headers.items()}
+        self._literals = Literals(tuple(self._first) if syntax.trigger else ())
         self._next = {f"{syntax.separator}{header}": name for header, name in headers.items()}
         self._state: Callable[[list[Delta]], bool] = self._read_content if syntax.trigger else self._read_start
         self._held = ""
@@ -90,18 +92,17 @@ class ToolParser:
                 return self._begin_call(len(header), name, deltas)
         if any(header.startswith(self._held) for header in self._first):
             return False
-        self._first = {}
         self._state = self._read_content
         return True
 
     def _read_content(self, deltas: list[Delta]) -> bool:
         """Free text, up to a call."""
-        found = [(at, header) for header in self._first if (at := self._held.find(header)) >= 0]
-        if found:
-            at, header = min(found, key=lambda one: (one[0], -len(one[1])))
+        found = self._literals.find(self._held)
+        if found is not None:
+            at, header = found
             self._add_content(self._held[:at], deltas)
             return self._begin_call(at + len(header), self._first[header], deltas)
-        kept = held_back(self._held, self._first)
+        kept = self._literals.num_held(self._held)
         self._add_content(self._held[: len(self._held) - kept], deltas)
         self._held = self._held[len(self._held) - kept :]
         return False
@@ -144,8 +145,6 @@ class ToolParser:
 
     def _rest(self) -> Callable[[list[Delta]], bool]:
         self._spaces, self._is_at_start = None, True
-        if not self._syntax.trigger:
-            self._first = {}
         return self._read_content
 
     def _begin_call(self, length: int, name: str, deltas: list[Delta]) -> bool:
@@ -169,13 +168,37 @@ class ToolParser:
             deltas.append(Delta(content=text))
 
 
-def held_back(text: str, markers: Sequence[str] | dict[str, str]) -> int:
-    """How many characters at the end of `text` may be the beginning of a marker."""
-    longest = max((len(marker) for marker in markers), default=1) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(marker.startswith(text[len(text) - length :]) for marker in markers):
-            return length
-    return 0
+class Literals:
+    """Some texts to be found in a text that comes in pieces. Fast where none is near: all begin alike."""
+
+    def __init__(self, literals: Sequence[str]) -> None:
+        self._literals = sorted(literals, key=len, reverse=True)
+        first, last = min(literals, default=""), max(literals, default="")
+        same = itertools.takewhile(lambda signs: signs[0] == signs[1], zip(first, last))
+        self._start = "".join(sign for sign, _ in same)
+        assert self._start or not literals, f"texts that have no beginning in common: {literals}"
+
+    def find(self, text: str) -> tuple[int, str] | None:
+        """The first of them, and the longest one there, with its place."""
+        at = text.find(self._start) if self._literals else -1
+        while at >= 0:
+            for literal in self._literals:
+                if text.startswith(literal, at):
+                    return at, literal
+            at = text.find(self._start, at + 1)
+        return None
+
+    def num_held(self, text: str) -> int:
+        """How many characters at the end of `text` may be the beginning of one."""
+        if not self._literals:
+            return 0
+        at = text.find(self._start[0], max(0, len(text) - len(self._literals[0]) + 1))
+        while at >= 0:
+            rest = text[at:]
+            if self._start.startswith(rest) or any(literal.startswith(rest) for literal in self._literals):
+                return len(rest)
+            at = text.find(self._start[0], at + 1)
+        return 0
 
 
 class _JsonObject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import jinja2.meta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,21 +98,25 @@ def test_markers() -> None:
     assert find_markers("think", None) == THINK
 
 
+def variables_of(template: str) -> set[str]:
+    return jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(template))
+
+
 @pytest.mark.parametrize(
     ("effort", "template", "values", "budget"),
     [
         (None, "</think>", {}, None),
         ("none", "", {}, None),
         ("low", "{{ reasoning_effort }}</think>", {"reasoning_effort": "low"}, None),
-        ("none", "{% if enable_thinking %}<think></think>", {"enable_thinking": False}, None),
-        ("low", "{% if enable_thinking %}<think></think>", {"enable_thinking": True}, 1024),
-        ("high", "{% if thinking %}<think></think>", {"thinking": True}, None),
+        ("none", "{% if enable_thinking %}<think></think>{% endif %}", {"enable_thinking": False}, None),
+        ("low", "{% if enable_thinking %}<think></think>{% endif %}", {"enable_thinking": True}, 1024),
+        ("high", "{% if thinking %}<think></think>{% endif %}", {"thinking": True}, None),
         ("medium", "<think></think>", {}, 4096),
         ("none", "<think></think>", {}, 0),
     ],
 )
 def test_effort(effort, template: str, values: dict, budget: int | None) -> None:
-    found = plan_effort(effort, template, find_markers("auto", template), "reasoning_effort")
+    found = plan_effort(effort, variables_of(template), find_markers("auto", template), "reasoning_effort")
     assert (found.template_values, found.max_thinking_tokens) == (values, budget)
 
 
@@ -125,4 +130,4 @@ def test_effort(effort, template: str, values: dict, budget: int | None) -> None
 )
 def test_efforts_that_are_refused(effort: str, template: str, text: str) -> None:
     with pytest.raises(RequestError, match=text):
-        plan_effort(effort, template, find_markers("auto", template), "reasoning_effort")
+        plan_effort(effort, variables_of(template), find_markers("auto", template), "reasoning_effort")

@@ -11,6 +11,8 @@ from decodex.server.tools.messages import messages_for_template, tools_for_templ
 from decodex.server.tools.request import read_function, read_tool_request
 from decodex.server.tools.syntax import FORMATS
 
+NONE = frozenset({"messages"})
+SHOWN = frozenset({"messages", "tools"})
 PLAIN = "{% for message in messages %}{{ message['role'] + message['content'] }}{% endfor %}"
 FULL = "{% if tools %}{% endif %}{{ message.tool_calls }}{% if message.role == 'tool' %}{% endif %}"
 ADD = {
@@ -36,10 +38,10 @@ def conversation(*calls: dict) -> list[dict]:
 
 def test_a_template_with_tools_gets_them_as_they_are() -> None:
     function = {"name": "add", "description": "Adds.", "parameters": ADD["parameters"]}
-    assert tools_for_template(request(), FULL) == [{"type": "function", "function": function}]
-    assert tools_for_template(request("none"), FULL) is None
-    assert tools_for_template(None, FULL) is None
-    user, asked, result = messages_for_template(conversation(call(0)), request(), FORMATS["hermes"], FULL)
+    assert tools_for_template(request(), SHOWN) == [{"type": "function", "function": function}]
+    assert tools_for_template(request("none"), SHOWN) is None
+    assert tools_for_template(None, SHOWN) is None
+    user, asked, result = messages_for_template(conversation(call(0)), request(), FORMATS["hermes"], FULL, SHOWN)
     assert user == {"role": "user", "content": "1 + 1?"}
     assert asked["content"] == ""
     assert asked["tool_calls"][0]["function"] == {"name": "add", "arguments": {"x": 1}}
@@ -48,8 +50,8 @@ def test_a_template_with_tools_gets_them_as_they_are() -> None:
 
 def test_a_template_without_tools_gets_text() -> None:
     syntax = FORMATS["json"]
-    assert tools_for_template(request(), PLAIN) is None
-    found = messages_for_template(conversation(call(0), call(1)), request(), syntax, PLAIN)
+    assert tools_for_template(request(), NONE) is None
+    found = messages_for_template(conversation(call(0), call(1)), request(), syntax, PLAIN, NONE)
     system, user, asked, results = found
     assert system["role"] == "system"
     assert json.dumps(ADD) in system["content"]
@@ -61,22 +63,22 @@ def test_a_template_without_tools_gets_text() -> None:
 
 def test_instructions_follow_a_system_message() -> None:
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-    [system, _] = messages_for_template(chat, request(), FORMATS["json"], PLAIN)
+    [system, _] = messages_for_template(chat, request(), FORMATS["json"], PLAIN, NONE)
     assert system["content"].startswith("Be brief.\n\nYou can call")
-    assert messages_for_template(chat, request("none"), FORMATS["json"], PLAIN) == chat
+    assert messages_for_template(chat, request("none"), FORMATS["json"], PLAIN, NONE) == chat
 
 
 def test_single_calls_for_templates_that_want_them() -> None:
     chat = conversation(call(0), call(1))
     chat[2:] = [chat[3], chat[2]]
-    found = messages_for_template(chat, request(), FORMATS["llama3"], FULL)
+    found = messages_for_template(chat, request(), FORMATS["llama3"], FULL, SHOWN)
     assert [message["role"] for message in found] == ["user", "assistant", "tool", "assistant", "tool"]
     assert [message.get("tool_call_id") for message in found] == [None, None, "call_0", None, "call_1"]
     assert [len(message["tool_calls"]) for message in found if "tool_calls" in message] == [1, 1]
 
 
 def test_ids_that_a_template_refuses_are_replaced_by_fitting_ones() -> None:
-    _, asked, result = messages_for_template(conversation(call(0)), request(), FORMATS["mistral"], FULL)
+    _, asked, result = messages_for_template(conversation(call(0)), request(), FORMATS["mistral"], FULL, SHOWN)
     assert len(result["tool_call_id"]) == 9
     assert asked["tool_calls"][0]["id"] == result["tool_call_id"]
 
@@ -99,4 +101,4 @@ def test_ids_that_a_template_refuses_are_replaced_by_fitting_ones() -> None:
 )
 def test_faults_name_their_place(messages, field: str) -> None:
     with pytest.raises(RequestError, match=f"^{field}: "):
-        messages_for_template(messages, None, FORMATS["json"], FULL)
+        messages_for_template(messages, None, FORMATS["json"], FULL, SHOWN)
