@@ -82,6 +82,7 @@ class Generation:
                 self._scope.reschedule(self._loop.time())
             elif self._listener is not None:
                 self._listener.put(EngineError(str(error)))  # wakes who waits
+                self._abort()
 
     async def start(self, job: Job, *, only_last: bool) -> None:
         """Admit and submit every prompt. Raises RequestError, QueueFullError or EngineError."""
@@ -151,10 +152,13 @@ class Generation:
         self._gate.leave(self.end)
         if self._timer is not None:
             self._timer.cancel()
-        for request_id in self._running:
-            self._llm.abort_soon(request_id)
+        self._abort()
         if self._listener is not None:
             self._metrics.ended(self.newest, time.time() - self._received)
+
+    def _abort(self) -> None:
+        for request_id in self._running:
+            self._llm.abort_soon(request_id)
 
     def _observe(self, place: int, output: RequestOutput) -> None:
         """Times between tokens: of each output, or of the whole where that is all there is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
@@ -11,11 +12,12 @@ from starlette.types import Receive, Scope, Send
 
 from decodex.server.errors import api_error
 from decodex.server.json_text import as_json
-from decodex.server.limits import cancel, until_gone
+from decodex.server.limits import ClientGone, cancel, until_gone
 
 __all__ = ["DONE", "EventStream", "event"]
 
 DONE = b"data: [DONE]\n\n"
+SEND_TIMEOUT = 60.0  # seconds in which a client has to take an event
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -51,7 +53,8 @@ class EventStream(Response):
         try:
             await asyncio.wait((pump, watch), return_when=asyncio.FIRST_COMPLETED)
             if pump.done():
-                pump.result()
+                with contextlib.suppress(ClientGone):
+                    pump.result()
         finally:
             await cancel(pump, watch)
             self._close()
@@ -59,10 +62,19 @@ class EventStream(Response):
 
     async def _pump(self, start: dict[str, Any], send: Send) -> None:
         await send(start)
+
+        async def write(body: bytes, more: bool = True) -> None:
+            try:
+                async with asyncio.timeout(SEND_TIMEOUT):
+                    await send({"type": "http.response.body", "body": body, "more_body": more})
+            except TimeoutError:
+                raise ClientGone from None
+
         try:
             async for chunk in self._events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await write(chunk)
+        except ClientGone:
+            return
         except Exception as error:  # the status has been sent: the client gets it as an event
-            body = event(api_error(error).body)
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": self._end, "more_body": False})
+            await write(event(api_error(error).body))
+        await write(self._end, more=False)

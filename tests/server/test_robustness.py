@@ -20,6 +20,7 @@ from decodex import SamplingParams
 from decodex.errors import RequestError
 from decodex.server.auth import Keys
 from decodex.server.config import ServerConfig, with_environment
+from decodex.server.sse import EventStream
 
 LONG = {"prompt": [1, 2], "max_tokens": 200, "ignore_eos": True, "seed": 1}
 
@@ -143,6 +144,38 @@ def test_a_reader_that_does_not_read_costs_little_memory_and_holds_up_nobody():
             quick = await toy.post(COMPLETIONS, {**LONG, "max_tokens": 20})
             assert quick.status_code == 200
             assert await toy.is_idle()
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_never_reads_is_let_go(monkeypatch):
+    monkeypatch.setattr("decodex.server.sse.SEND_TIMEOUT", 0.2)
+    closed = []
+
+    async def events():
+        while True:
+            yield b"data: {}\n\n"
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def main():
+        stream = EventStream(events(), lambda: closed.append(True))
+        scope = {"type": "http"}
+        await asyncio.wait_for(stream(scope, asyncio.Event().wait, send), 5)
+
+    asyncio.run(main())
+    assert closed == [True]
+
+
+def test_a_time_limit_frees_kv_whether_its_reader_reads_or_not():
+    async def main():
+        async with toy_socket({"request_timeout": 0.3}, model=slow_model(0.02)) as toy:
+            _, writer = await raw_request(toy, COMPLETIONS, {**LONG, "stream": True})
+            await running(toy)
+            assert await toy.is_idle(1.5)
             writer.close()
 
     asyncio.run(main())
