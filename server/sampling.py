@@ -5,25 +5,30 @@ Chat, completions and responses share it; docs and the OpenAPI schema are made f
 
 from __future__ import annotations
 
-import math
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from decodex.checks import Bias, Int, Number, OneOf, Texts, TokenIds
-from decodex.definition import Refusal, check_int, options_of
+from decodex.definition import Refusal, options_of
 from decodex.errors import RequestError, nearest_name
 from decodex.params import SamplingParams
 from decodex.server.config import ServerConfig
 from decodex.server.errors import unknown_field
-from decodex.structured_outputs import StructuredOutputsParams
+from decodex.server.field_schemas import bounded, schema_of
+from decodex.server.field_values import (
+    Read,
+    json_schema,
+    only,
+    read_metadata,
+    read_prediction,
+    read_priority,
+    read_salt,
+    read_text,
+    response_format,
+)
 
 __all__ = ["TABLE", "HttpField", "Sampling", "json_schema", "read_sampling", "response_format", "split_body"]
-
-Read = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -90,132 +95,37 @@ def _check_limits(params: SamplingParams, config: ServerConfig) -> None:
             raise RequestError(name, wanted, f"at most {config.max_logprobs} on this server")
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise RequestError(name, value, "a text")
-    return value
-
-
-def _metadata(name: str, value: Any) -> Any:
-    if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
-        raise RequestError(name, value, "a mapping of texts to texts")
-    return value
-
-
-def _only(*values: Any, reason: str) -> Read:
-    """Lets through the values that ask for nothing."""
-
-    def read(name: str, value: Any) -> Any:
-        if not any(type(value) is type(known) and value == known for known in values):
-            allowed = " or ".join(map(repr, values)) or "to be absent"
-            raise RequestError(name, value, allowed, reason)
-        return value
-
-    return read
-
-
-def _prediction(name: str, value: Any) -> Any:
-    """OpenAI's {"type": "content", "content": text or parts}; a text or token ids as they are."""
-    if not isinstance(value, Mapping):
-        return value
-    if set(value) != {"type", "content"} or value["type"] != "content":
-        raise RequestError(name, value, "the keys 'type' (which is 'content') and 'content'")
-    content = value["content"]
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestError(f"{name}.content", content, "a text, or a list of text parts")
-    for index, part in enumerate(content):
-        is_text = isinstance(part, Mapping) and set(part) == {"type", "text"} and part["type"] == "text"
-        if not is_text or not isinstance(part["text"], str):
-            raise RequestError(f"{name}.content[{index}]", part, 'a part {"type": "text", "text": ...}')
-    return "".join(part["text"] for part in content)
-
-
-def response_format(name: str, value: Any) -> dict[str, Any] | None:
-    """OpenAI's response_format as the fields of structured_outputs; None for text. A schema is always honoured in full,
-    whatever `strict` says."""
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind not in ("text", "json_object", "json_schema", "structural_tag"):
-        raise RequestError(name, value, "an object of the type text, json_object, json_schema or structural_tag")
-    if kind == "structural_tag":
-        return {"structural_tag": dict(value)}
-    _check_keys(name, value, ("type", "json_schema") if kind == "json_schema" else ("type",))
-    if kind != "json_schema":
-        return {"json_object": True} if kind == "json_object" else None
-    inner, place = value.get("json_schema"), f"{name}.json_schema"
-    if not isinstance(inner, Mapping):
-        raise RequestError(place, inner, "an object with name and schema")
-    return {"json": json_schema(place, inner)}
-
-
-def json_schema(place: str, value: Mapping[str, Any]) -> Any:
-    """The schema of {"name", "description", "schema", "strict"}."""
-    _check_keys(place, value, ("name", "description", "schema", "strict"))
-    if not isinstance(value.get("name"), str) or not value["name"]:
-        raise RequestError(f"{place}.name", value.get("name"), "a text")
-    if not isinstance(value.get("description"), str | None):
-        raise RequestError(f"{place}.description", value["description"], "a text")
-    if not isinstance(value.get("strict"), bool | None):
-        raise RequestError(f"{place}.strict", value["strict"], "true or false")
-    if not isinstance(value.get("schema"), Mapping):
-        raise RequestError(f"{place}.schema", value.get("schema"), "a JSON schema")
-    return value["schema"]
-
-
-def _check_keys(place: str, value: Mapping[str, Any], known: Sequence[str]) -> None:
-    for key in value:
-        if key not in known:
-            expected = f"one of {', '.join(known)}"
-            raise unknown_field(RequestError(f"{place}.{key}", value[key], expected, nearest_name(key, known)))
-
-
-def _salt(name: str, value: Any) -> str:
-    text = _text(name, value)
-    if not text or len(text) > 1024:
-        raise RequestError(name, value, "a text of 1 to 1024 characters")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise RequestError(name, value, "text without lone surrogates") from None
-    return text
-
-
-def _priority(name: str, value: Any) -> int:
-    return check_int(name, value, -(2**31), 2**31 - 1)
-
-
 NOT_HERE = ("n", "max_tokens", "logprobs", "logits_processors")  # each endpoint has its own reading of some of these
 _ANY_TEXT = {"type": "string"}
 _IGNORED = (
-    HttpField("user", "Who asks; does nothing.", _ANY_TEXT, read=_text),
-    HttpField("safety_identifier", "Who asks; does nothing.", _ANY_TEXT, read=_text),
+    HttpField("user", "Who asks; does nothing.", _ANY_TEXT, read=read_text),
+    HttpField("safety_identifier", "Who asks; does nothing.", _ANY_TEXT, read=read_text),
     HttpField(
         "metadata",
         "Labels; do nothing.",
         {"type": "object", "additionalProperties": _ANY_TEXT},
-        read=_metadata,
+        read=read_metadata,
     ),
     HttpField(
         "store",
         "Nothing is stored: false.",
         {"const": False},
-        read=_only(False, reason="this server stores nothing"),
+        read=only(False, reason="this server stores nothing"),
     ),
     HttpField(
         "service_tier",
         "There is one: auto or default.",
         {"enum": ["auto", "default"]},
-        read=_only("auto", "default", reason="all requests are served alike; priority orders them"),
+        read=only("auto", "default", reason="all requests are served alike; priority orders them"),
     ),
 )
 _OFF = (
-    HttpField("modalities", "text.", {"const": ["text"]}, read=_only(["text"], reason="the model writes text")),
+    HttpField("modalities", "text.", {"const": ["text"]}, read=only(["text"], reason="the model writes text")),
     HttpField(
         "verbosity",
         "medium.",
         {"const": "medium"},
-        read=_only("medium", reason="ask for the length in a message; max_tokens limits it"),
+        read=only("medium", reason="ask for the length in a message; max_tokens limits it"),
     ),
 )
 _GUIDED = "write structured_outputs: {json, regex, choice, grammar or structural_tag}, or response_format"
@@ -246,55 +156,14 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
-def _schema_of(hint: Any) -> dict[str, Any]:
-    """The JSON schema of a parameter's type."""
-    if StructuredOutputsParams in typing.get_args(hint):
-        fields = typing.get_type_hints(StructuredOutputsParams)
-        properties = {
-            option.name: {**_schema_of(fields[option.name]), "description": option.metadata["help"]}
-            for option in options_of(StructuredOutputsParams)
-        }
-        return {
-            "anyOf": [{"type": "object", "properties": properties, "additionalProperties": False}, {"type": "null"}]
-        }
-    return dict(TypeAdapter(hint).json_schema())
-
-
-def _bounded(schema: dict[str, Any], check: Any) -> dict[str, Any]:
-    """The schema with what the parameter's check says of ranges and lengths."""
-    branches = schema.get("anyOf", [schema])
-    for branch in branches:
-        if isinstance(check, Int | Number) and branch.get("type") in ("integer", "number"):
-            branch["minimum"] = min(check.low, *check.off_values) if check.off_values else check.low
-            if isinstance(check, Number) and check.open_low and not check.off_values:
-                branch["exclusiveMinimum"] = branch.pop("minimum")
-            if check.high is not None and check.high != math.inf:
-                branch["maximum"] = check.high
-        elif isinstance(check, OneOf) and branch.get("type") == "string":
-            branch["enum"] = list(check.words)
-        elif isinstance(check, Texts) and branch.get("type") == "string":
-            branch |= {"minLength": 1, "maxLength": check.longest}
-        elif isinstance(check, Texts) and branch.get("type") == "array":
-            branch["maxItems"] = check.most
-            branch["items"] = {"type": "string", "minLength": 1, "maxLength": check.longest}
-        elif isinstance(check, TokenIds) and branch.get("type") == "array":
-            branch["items"] = {"type": "integer", "minimum": 0}
-            branch |= {"maxItems": check.most} if check.most is not None else {}
-            branch |= {} if check.may_be_empty else {"minItems": 1}
-        elif isinstance(check, Bias) and branch.get("type") == "object":
-            branch["propertyNames"] = {"pattern": "^[0-9]+$"}
-            branch["additionalProperties"] = {"type": "number", "minimum": -100, "maximum": 100}
-    return schema
-
-
 def _passed_on() -> list[HttpField]:
     hints = typing.get_type_hints(SamplingParams)
     found = []
     for option in options_of(SamplingParams):
         if option.name not in NOT_HERE:
-            schema = _bounded(_schema_of(hints[option.name]), option.metadata["check"])
+            schema = bounded(schema_of(hints[option.name]), option.metadata["check"])
             help = option.metadata["help"]
-            read = _prediction if option.name == "prediction" else None
+            read = read_prediction if option.name == "prediction" else None
             found.append(HttpField(option.name, help, schema, option.name, read))
     n = next(option for option in options_of(SamplingParams) if option.name == "n")
     found.append(HttpField("n", n.metadata["help"], {"type": "integer", "minimum": 1}, "n"))
@@ -303,7 +172,7 @@ def _passed_on() -> list[HttpField]:
 
 def _refused() -> list[HttpField]:
     """Fields that are known and not offered; the values of them that ask for nothing do nothing."""
-    found = [HttpField(name, f"Refused: {reason}.", {"type": "null"}, None, _only(reason=reason)) for name, reason in
+    found = [HttpField(name, f"Refused: {reason}.", {"type": "null"}, None, only(reason=reason)) for name, reason in
              _REFUSED.items()]  # fmt: skip
     for name, refusal in SamplingParams.refused.items():
         if name not in _REFUSED and name != "response_format":
@@ -314,7 +183,7 @@ def _refused() -> list[HttpField]:
 def _refused_parameter(name: str, refusal: Refusal) -> HttpField:
     off = [value for value in refusal.off if value is not None]
     schema = {"enum": [None, *off]}
-    return HttpField(name, f"Refused: {refusal.reason}.", schema, None, _only(*off, reason=refusal.reason))
+    return HttpField(name, f"Refused: {refusal.reason}.", schema, None, only(*off, reason=refusal.reason))
 
 
 _OF_THE_REQUEST = (
@@ -323,14 +192,14 @@ _OF_THE_REQUEST = (
         "Only requests with the same key share the prefix cache.",
         {"type": "string", "minLength": 1, "maxLength": 1024},
         "cache_salt",
-        _salt,
+        read_salt,
     ),
     HttpField(
         "cache_salt",
         "The same as prompt_cache_key.",
         {"type": "string", "minLength": 1, "maxLength": 1024},
         "cache_salt",
-        _salt,
+        read_salt,
     ),
     HttpField(
         "response_format",
@@ -356,7 +225,7 @@ _OF_THE_REQUEST = (
         "structured_outputs",
         response_format,
     ),
-    HttpField("priority", "Lower is served first.", {"type": "integer"}, "priority", _priority),
+    HttpField("priority", "Lower is served first.", {"type": "integer"}, "priority", read_priority),
 )
 
 TABLE: Mapping[str, HttpField] = {
