@@ -26,7 +26,7 @@ from decodex.models.weights import WeightReader
 from decodex.spec.head_weights import HeadWeights
 from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.head_module import HeadModule, new_weights
-from decodex.spec.train.loop import Trainee, train
+from decodex.spec.train.loop import Trainee, check_folder, train
 from decodex.spec.train.recipe import Recipe
 from decodex.spec.train.records import Record, read_records
 from decodex.spec.train.states import Captured, Span, StateStore, capture
@@ -131,6 +131,7 @@ def train_head(
 
     `progress` gets the phase ("capture", "train") and its facts. TrainingError or ModelError name file, line or field.
     """
+    check_folder(job.out, job.resume)
     recipe, out, method = job.recipe, job.out, job.method
     target = _Target.load(job.model, job.device)
     config = head_config(target.files.config, method, target.taps, recipe)
@@ -181,7 +182,6 @@ def train_head(
         **{name: last[name] for name in ("tokens", "seconds", "accuracy", "overlap", "tokens_per_step")},
     }
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    (out / "history.json").write_text(json.dumps(history) + "\n", encoding="utf-8")
     return report
 
 

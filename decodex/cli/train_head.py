@@ -44,10 +44,8 @@ def run(argv: Sequence[str]) -> int:
     arguments = build_parser().parse_exactly(argv)
     recipe = Recipe(**given(arguments, Recipe))
     from decodex.head_training import HeadTraining, train_head
-    from decodex.spec.train.loop import check_folder
 
     out: pathlib.Path = arguments.out
-    check_folder(out, arguments.resume)
     job = HeadTraining(
         model=arguments.model,
         method=arguments.method,
