@@ -55,7 +55,7 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
     chat, completion, response = Chat(service).serve, Completions(service).serve, Responses(service).serve
     routes.post("/v1/chat/completions", "Chat", ChatFields, chat, "ChatCompletion", "ChatChunk")
     routes.post("/v1/completions", "Completion", CompletionFields, completion, "Completion", "CompletionChunk")
-    routes.post("/v1/responses", "Response", ResponseFields, response, None, "ResponseEvent")
+    routes.post("/v1/responses", "Response", ResponseFields, response, "ResponseReply", "ResponseEvent")
     routes.post("/tokenize", "Tokenize", TokenizeFields, serve_tokenize, "TokenizeReply")
     routes.post("/detokenize", "Detokenize", DetokenizeFields, serve_detokenize, "DetokenizeReply")
     routes.get("/v1/models", lambda _: list_models(service), "ModelList")

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from decodex.server.openapi_replies import REPLIES
+from decodex.server.responses_schema import RESPONSE_REPLIES
 from decodex.server.sampling import TABLE
 from decodex.server.service import Fields
 
@@ -62,7 +63,7 @@ class Bodies:
     """The schemas of request bodies, by name."""
 
     def __init__(self) -> None:
-        self.schemas: dict[str, Any] = {"Error": ERROR, **REPLIES}
+        self.schemas: dict[str, Any] = {"Error": ERROR, **REPLIES, **RESPONSE_REPLIES}
 
     def add(self, name: str, fields: type[Fields], *, with_sampling: bool) -> dict[str, Any]:
         """Define a body; what FastAPI takes as `openapi_extra` of its route."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from fakes import ByteTokenizer, FakeModel
 from http_client import error_of, post_all, post_one
 from openai.types.responses import Response
 
+from decodex.server.responses_schema import RESPONSE_REPLIES
 from decodex.server.tools.syntax import FORMATS
 
 PATH = "/v1/responses"
+REPLY, EVENT = (jsonschema.Draft202012Validator(RESPONSE_REPLIES[name]) for name in ("ResponseReply", "ResponseEvent"))
 ASK = "\x01"  # ends the prompt
 TOOL = {
     "type": "function",
@@ -47,7 +50,10 @@ def ask(script: str, config: dict[str, Any] | None = None, **fields: Any) -> dic
     whole, stream = post_all(PATH, bodies, config, **engine)
     assert whole.status_code == stream.status_code == 200, whole.text
     Response.model_validate(whole.json())
+    REPLY.validate(whole.json())
     events = events_of(stream.text)
+    for event in events:
+        EVENT.validate(event)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[0]["response"]["status"] == "in_progress"
