@@ -16,7 +16,6 @@ from decodex.server.chunks import chunks
 from decodex.server.completion_request import check_stream_options
 from decodex.server.conversation import Conversations
 from decodex.server.generation import Generation, Job
-from decodex.server.json_text import JSONReply
 from decodex.server.logprobs import chat_logprobs, prompt_logprobs
 from decodex.server.pieces import Piece, Progress
 from decodex.server.reasoning import num_reasoning_tokens
@@ -60,7 +59,7 @@ class Chat:
         reply = _Reply(service, fields, job, plan)
         if not fields.stream:
             [output] = await generation.last()
-            return JSONReply(reply.whole(output))
+            return await service.reply(lambda: reply.whole(output), [output], params)
         first = await generation.next()
         assert first is not None, "a generation without an output"
         return EventStream(chunks(first, generation, reply, options), generation.close)

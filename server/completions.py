@@ -14,7 +14,6 @@ from decodex.params import SamplingParams
 from decodex.server.chunks import chunks
 from decodex.server.completion_request import CompletionFields, check_stream_options
 from decodex.server.generation import Generation, Job
-from decodex.server.json_text import JSONReply
 from decodex.server.logprobs import TextOffset, completion_logprobs, prompt_logprobs
 from decodex.server.pieces import Piece, Progress
 from decodex.server.sampling import Sampling, read_sampling, split_body
@@ -52,7 +51,7 @@ class Completions:
         reply = _Reply(service, fields, job)
         if not fields.stream:
             outputs = await generation.last()
-            return JSONReply(reply.whole(outputs))
+            return await service.reply(lambda: reply.whole(outputs), outputs, params)
         first = await generation.next()
         assert first is not None, "a generation without an output"
         return EventStream(chunks(first, generation, reply, options), generation.close)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -14,9 +14,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from decodex.async_llm import AsyncLLM
 from decodex.errors import RequestError
 from decodex.outputs import RequestOutput
+from decodex.params import SamplingParams
 from decodex.server.config import ServerConfig
 from decodex.server.errors import ApiError, error_reply, invalid_body
 from decodex.server.generation import Generation
+from decodex.server.json_text import JSONReply, as_json_in_turns
 from decodex.server.limits import ClientGone, Gate, read_body, unless_gone
 from decodex.server.logprobs import TokenTexts
 from decodex.server.metrics import Metrics
@@ -29,6 +31,7 @@ F = TypeVar("F", bound="Fields")
 Serve = Callable[[Any, Generation], Awaitable[Response]]
 
 LONGEST_TOKEN = 64  # bytes, where the tokenizer does not tell
+LONG_REPLY = 4_000  # tokens and log-probabilities
 LONG_TEXT = 2_000  # characters from which on a text is tokenized beside the event loop
 
 
@@ -110,6 +113,21 @@ class Service:
     async def beside_loop(self, work: Callable[[], T], size: int) -> T:
         """Do some work on a text of `size` characters: in a thread where that could hold up the event loop."""
         return work() if size < LONG_TEXT else await asyncio.to_thread(work)
+
+    async def reply(
+        self, make: Callable[[], Any], outputs: Sequence[RequestOutput], params: SamplingParams
+    ) -> JSONReply:
+        """The response whose value `make` gives; a long one (log-probabilities) is made beside the event loop."""
+        of_output, of_prompt = (
+            1 + (self.tokenizer.vocab_size if count == -1 else count or 0)
+            for count in (params.logprobs, params.prompt_logprobs)
+        )
+        size = of_output * sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+        if params.prompt_logprobs is not None:
+            size += of_prompt * sum(len(output.prompt_token_ids) for output in outputs)
+        if size < LONG_REPLY:
+            return JSONReply(make())
+        return JSONReply(await asyncio.to_thread(lambda: as_json_in_turns(make())))
 
     def max_tokens(self, wanted: int | None, num_prompt: int) -> int | None:
         """The length of an output where the request leaves it open."""

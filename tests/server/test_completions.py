@@ -197,3 +197,12 @@ def test_constrained_completions():
     *chosen, streamed = post_all(COMPLETIONS, bodies, model=model, tokenizer=ByteTokenizer(), num_blocks=64)
     assert {r.json()["choices"][0]["text"] for r in chosen} <= {"yes", "no"}
     assert joined(events_of(streamed))["text"].startswith("{")
+
+
+def test_a_long_reply_is_the_same_made_in_turns(monkeypatch):
+    body = {"prompt": "bcd", "max_tokens": 9, "logprobs": 3, "n": 3, "seed": 1, "echo": True, "return_token_ids": True}
+    plain = post_one(COMPLETIONS, body).json()
+    monkeypatch.setattr("decodex.server.service.LONG_REPLY", 1)
+    response = post_one(COMPLETIONS, body)
+    assert {**response.json(), "id": 0, "created": 0} == {**plain, "id": 0, "created": 0}
+    assert response.headers["content-type"] == "application/json"
