@@ -28,6 +28,7 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {  # values that ask for n
     "n": ((1,), "a response is one output; chat completions have n choices"),
     "prompt": ((), "there are no stored prompts"),
     "prompt_cache_options": ((), "the prefix cache keeps what fits"),
+    "prompt_logprobs": ((), "an output has no place for them; completions and chat completions do"),
     "response_format": ((), "write text: {format: ...}"),
     "truncation": (("disabled",), "an input that is too long is refused, and nothing is dropped"),
 }
@@ -81,6 +82,7 @@ class ResponseFields(Fields):
     n: Any = Field(default=None, description="Refused but for 1.")
     prompt: Any = Field(default=None, description="Refused: there are no stored prompts.")
     prompt_cache_options: Any = Field(default=None, description="Refused.")
+    prompt_logprobs: Any = Field(default=None, description="Refused: completions and chat completions have them.")
     response_format: Any = Field(default=None, description="Refused: write text.format.")
     truncation: Any = Field(default=None, description="Refused but for disabled.")
 
@@ -121,6 +123,9 @@ def set_sampling(fields: ResponseFields, sampling: Sampling) -> None:
     """What the fields say about parameters. Raises RequestError."""
     if fields.max_output_tokens is not None:
         sampling.set("max_tokens", fields.max_output_tokens, "max_output_tokens")
+    wanted = sampling.values.get("logprob_token_ids")
+    if wanted and not fields.wants_logprobs:
+        raise RequestError("logprob_token_ids", wanted, f"include: [{LOGPROBS!r}] beside it")
     if fields.wants_logprobs:
         sampling.set("logprobs", fields.top_logprobs or 0, "top_logprobs")
     if fields.text is None or fields.text.format is None:
