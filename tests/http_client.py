@@ -1,19 +1,27 @@
-"""The server over a toy engine, without a socket (toy_server) or with one (toy_socket)."""
+"""The server over a toy engine, without a socket (toy_server) or with one (toy_socket); over the demo model."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pytest
 from fakes import make_engine
 
 from decodex import AsyncLLM
+from decodex.errors import ModelError
+from decodex.models.source import resolve_model
 from decodex.server.app import create_app
 from decodex.server.config import ServerConfig
 from decodex.server.serve import serve
@@ -21,6 +29,8 @@ from decodex.server.service import Service
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+MODEL = "smollm2-135m"
+START_SECONDS = 240
 
 
 @dataclass
@@ -82,6 +92,35 @@ async def until_ready(client: httpx.AsyncClient, serving: asyncio.Task[int]) -> 
                 return
         await asyncio.sleep(0.01)
     raise AssertionError("the server did not start")
+
+
+@contextlib.contextmanager
+def real_server(*options: str, **environment: str) -> Iterator[str]:
+    """The address of `decodex serve` with the demo model in a process of its own, which must end well on SIGTERM."""
+    try:
+        resolve_model(MODEL)
+    except ModelError as error:
+        pytest.skip(f"the demo model can't be fetched here: {error}")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "decodex", "serve", *options, "--port", str(port)]
+    process = subprocess.Popen(command, env={**os.environ, **environment})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(START_SECONDS):
+            assert process.poll() is None, "the server has ended"
+            try:
+                if httpx.get(f"{url}/ready").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(1)
+        yield url
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def post_all(

@@ -4,57 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 from typing import Literal
 
-import httpx
 import openai
 import pytest
+from http_client import MODEL, real_server
 from pydantic import BaseModel, Field
-
-from decodex.errors import ModelError
-from decodex.models.source import resolve_model
 
 pytestmark = pytest.mark.real_model
 
-MODEL = "smollm2-135m"
 MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
-START_SECONDS = 240
 KEY = "secret"
 
 
 @pytest.fixture(scope="module")
 def server():
-    """The address of a server; that it ends with status 0 on SIGTERM is checked in the end."""
-    try:
-        resolve_model(MODEL)
-    except ModelError as error:
-        pytest.skip(f"the demo model can't be fetched here: {error}")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "decodex", "serve", "--port", str(port), "--kv-cache-gib", "0.5"]
-    process = subprocess.Popen(command, env={**os.environ, "DECODEX_API_KEY": KEY})
-    try:
-        url = f"http://127.0.0.1:{port}"
-        for _ in range(START_SECONDS):
-            assert process.poll() is None, "the server has ended"
-            try:
-                if httpx.get(f"{url}/ready").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(1)
+    with real_server("--kv-cache-gib", "0.5", DECODEX_API_KEY=KEY) as url:
         yield url
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="module")
