@@ -178,7 +178,7 @@ class Bias:
             raise RequestError(field, value, "a mapping of token ids to numbers")
         bias: dict[int, float] = {}
         for key, number in value.items():
-            if isinstance(key, str) and key.isascii() and key.isdigit():
+            if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20:
                 token = int(key)
             else:
                 token = check_int(f"{field} key", key, 0)

@@ -10,6 +10,8 @@ from fastapi import Response
 __all__ = ["JSONReply", "as_json", "as_json_in_turns", "read_json"]
 
 
+MAX_DEPTH = 128  # lists and objects inside each other; schemas are bounded at half of it
+TOO_DEEP = f"lists and objects are nested deeper than {MAX_DEPTH} levels"
 _PLAIN = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -27,13 +29,31 @@ def as_json_in_turns(value: Any) -> bytes:
 
 
 def read_json(text: bytes) -> Any:
-    """The value of a JSON text. Raises ValueError; also where an object has a key twice, one of which would be lost."""
+    """The value of a JSON text. Raises ValueError; also where an object has a key twice, one of which would be lost,
+    and for what is nested deeper than MAX_DEPTH."""
     try:
-        return json.loads(text.decode(), object_pairs_hook=_once)
+        value = json.loads(text.decode(), object_pairs_hook=_once)
     except RecursionError:
-        raise ValueError("lists and objects are nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8: {error}") from None
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH + 1):
+        if not level:
+            return
+        level = [
+            item
+            for parent in level
+            for item in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(item, dict | list)
+        ]
+    raise ValueError(TOO_DEEP)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -53,6 +53,7 @@ CASES = [
     (CHAT, chat(logprobs=True, top_logprobs=-1), "top_logprobs", "at most 20 on this server"),
     (CHAT, chat(prompt_logprobs=21), "prompt_logprobs", "at most 20 on this server"),
     (CHAT, chat(logit_bias={"x": 1}), "logit_bias key", "got 'x'"),
+    (CHAT, chat(logit_bias={"9" * 5000: 1}), "logit_bias key", "an integer"),
     (CHAT, chat(logit_bias={"99": 1}), "logit_bias[99]", "99"),
     (CHAT, chat(stop=[""]), "stop[0]", "got ''"),
     (CHAT, chat(store=True), "store", "stores nothing"),
@@ -154,6 +155,8 @@ def test_every_mistake_is_a_400_that_names_the_field():
         (b'{"prompt": "b", "prompt": "c"}', 400, "invalid_json"),
         (b"\xff\xfe", 400, "invalid_json"),
         (b"[" * 100_000, 400, "invalid_json"),
+        (b'{"prompt": ' + b"[" * 128 + b"]" * 128 + b"}", 400, "invalid_json"),
+        (b'{"prompt": ' + b'{"a":' * 500 + b"1" + b"}" * 501, 400, "invalid_json"),
         (b'{"prompt": ' + b"9" * 5_000 + b"}", 400, "invalid_json"),
         (b'{"prompt": "' + b"b" * 3_000 + b'"}', 413, "body_too_large"),
     ],
@@ -193,6 +196,36 @@ def test_paths_methods_and_media_types():
         "model_not_found",
         "model_not_found",
     ]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/tokenize"])
+def test_values_that_are_nested_as_deep_as_bodies_may_be(path):
+    """A RecursionError somewhere below, which is nobody's refusal, was a 500."""
+    own = {CHAT: {"messages": MESSAGES}, COMPLETIONS: {"prompt": "b"}, "/v1/responses": {"input": "b"}}.get(path, {})
+    bodies = []
+    for make in (lambda inner: [inner], lambda inner: {"a": inner}):
+        value = 1
+        for _ in range(120):
+            value = make(value)
+        tool = {
+            "type": "function",
+            "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": value}}},
+        }
+        schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"a": value}}}
+        fields = {
+            "messages": value,
+            "prompt": value,
+            "chat_template_kwargs": {"x": value},
+            "tools": [tool],
+            "response_format": schema,
+            "structured_outputs": {"structural_tag": {"format": value}},
+            "speculative": {"tree": value},
+            "prediction": value,
+            "metadata": {"a": value},
+        }
+        bodies += [{**own, name: field} for name, field in fields.items()]
+    for response in post_all(path, bodies, {"max_tokens_limit": 5}):
+        assert response.status_code in (200, 400), response.text
 
 
 def test_null_is_absent():
