@@ -1,6 +1,9 @@
 """Linear layers without the compiled library: oneDNN-packed fp32, or one row at a time where oneDNN is absent.
 
-Both are bitwise invariant per row to the number of rows, as `torch.nn.functional.linear` is not."""
+Both are bitwise invariant per row to the number of rows and of threads, as `torch.nn.functional.linear` is not. Products
+of a single row are left out: matrix times vector adds up in another order (oneDNN with AVX-512), or in one that
+depends on the number of threads (MKL). Such a row gets a row of zeros beside it.
+"""
 
 import torch
 from torch import Tensor
@@ -34,10 +37,10 @@ def onednn_pack(weight: Tensor) -> Tensor:
 
 def linear_onednn(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """x [M,K] fp32 -> [M,N]."""
-    chunks = [
-        torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
-        for rows in torch.split(x.contiguous(), MAX_ROWS_PER_CALL)
-    ]
+    chunks = []
+    for rows in torch.split(x.contiguous(), MAX_ROWS_PER_CALL):
+        several = _beside_zeros(rows) if len(rows) == 1 else rows
+        chunks.append(torch.ops.mkldnn._linear_pointwise(several, packed, bias, "none", [], "")[: len(rows)])
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
 
@@ -45,5 +48,10 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [M,K], weight [N,K] fp32 -> [M,N], each row by a product of its own (a fresh copy: same alignment)."""
     out = x.new_empty(x.shape[0], weight.shape[0])
     for i, row in enumerate(x):
-        out[i] = torch.nn.functional.linear(row.clone()[None], weight, bias)[0]
+        out[i] = torch.nn.functional.linear(_beside_zeros(row[None]), weight, bias)[0]
     return out
+
+
+def _beside_zeros(row: Tensor) -> Tensor:
+    """[1,K] -> [2,K]."""
+    return torch.cat((row, torch.zeros_like(row)))

@@ -72,13 +72,13 @@ def test_a_row_has_the_same_bits_in_any_batch(body, kind):
         assert torch.equal(layer(x[-m:]), alone[-m:]), m
 
 
-@pytest.mark.parametrize(("n", "k"), [(576, 1536), (960, 576)])
+@pytest.mark.parametrize(("n", "k"), [(576, 1536), (960, 576), (512, 5632)])
 def test_real_layer_shapes_are_row_invariant(body, n, k):
     torch.manual_seed(1)
     layer = pack_linear(torch.randn(n, k).bfloat16())
     x = torch.randn(300, k)
     whole = layer(x)
-    for m in (1, 2, 3, 6, 7, 8, 32, 100, 256):
+    for m in (1, 2, 3, 6, 7, 8, 32, 100, 256, 257):
         assert torch.equal(layer(x[:m]), whole[:m]), m
 
 
