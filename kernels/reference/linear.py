@@ -1,6 +1,6 @@
 """Linear layers without the compiled library: oneDNN-packed fp32, or one row at a time where oneDNN is absent.
 
-Both are bitwise invariant per row to the number of rows and of threads, as `torch.nn.functional.linear` is not. Products
+Both are bitwise invariant per row to the number of rows and threads, as `torch.nn.functional.linear` is not. Products
 of a single row are left out: matrix times vector adds up in another order (oneDNN with AVX-512), or in one that
 depends on the number of threads (MKL). Such a row gets a row of zeros beside it.
 """
