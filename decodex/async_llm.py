@@ -21,9 +21,19 @@ from decodex.outputs import RequestOutput
 from decodex.params import SamplingParams
 from decodex.request import Request
 
-__all__ = ["AsyncLLM"]
+__all__ = ["LONG_TEXT", "AsyncLLM"]
 
+LONG_TEXT = 2_000  # characters from which on a text is tokenized beside the event loop
 MAX_COMPILING = 32  # constrained requests that wait for their grammars at a time
+
+
+def _takes_long(prompt: Prompt, params: Any) -> bool:
+    """Whether admission would hold up an event loop. Nothing has been checked yet."""
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt", "")
+    texts = (prompt, getattr(params, "prediction", None))
+    is_long = any(isinstance(text, str) and len(text) > LONG_TEXT for text in texts)
+    return is_long or getattr(params, "structured_outputs", None) is not None
 
 
 class AsyncLLM:
@@ -168,11 +178,12 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
     ) -> Request:
-        """A request for `submit`, or its refusal (RequestError). A constraint is compiled in a thread."""
+        """A request for `submit`, or its refusal (RequestError). Constraints are compiled in a thread, long texts are
+        tokenized there."""
         admit = functools.partial(
             self.engine.admission.admit, request_id=request_id, priority=priority, cache_salt=cache_salt
         )
-        if params is None or getattr(params, "structured_outputs", None) is None:
+        if not _takes_long(prompt, params):
             return admit(prompt, params)
         cancelled = threading.Event()
         work = functools.partial(admit, prompt, params, cancelled=cancelled)

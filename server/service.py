@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from decodex.async_llm import AsyncLLM
+from decodex.async_llm import LONG_TEXT, AsyncLLM
 from decodex.errors import RequestError
 from decodex.outputs import RequestOutput
 from decodex.params import SamplingParams
@@ -24,7 +24,7 @@ from decodex.server.logprobs import TokenTexts
 from decodex.server.metrics import Metrics
 from decodex.server.sse import EventStream
 
-__all__ = ["Fields", "Service", "new_id", "parse"]
+__all__ = ["LONG_TEXT", "Fields", "Service", "new_id", "parse"]
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Fields")
@@ -32,7 +32,6 @@ Serve = Callable[[Any, Generation], Awaitable[Response]]
 
 LONGEST_TOKEN = 64  # bytes, where the tokenizer does not tell
 LONG_REPLY = 4_000  # tokens and log-probabilities
-LONG_TEXT = 2_000  # characters from which on a text is tokenized beside the event loop
 
 
 class Fields(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 
 import pytest
 import torch
@@ -191,3 +192,22 @@ def test_equal_prompts_share_the_prefix_cache_under_the_same_salt_only():
             return cached
 
     assert asyncio.run(main()) == [0, 0, 8]
+
+
+def test_long_texts_are_tokenized_beside_the_event_loop():
+    async def main():
+        engine = make_engine(num_blocks=2048, model=FakeModel(max_position=8192))
+        threads = []
+        encode = engine.tokenizer.encode
+        engine.tokenizer.encode = lambda *a, **k: threads.append(threading.current_thread()) or encode(*a, **k)
+        async with AsyncLLM.from_engine(engine) as llm:
+            [long] = await llm.generate("b" * 3000, params_of(1))
+            [short] = await llm.generate("b", params_of(1))
+            [guided] = await llm.generate([1], SamplingParams(max_tokens=2, prediction="b" * 3000))
+        return threads, long, short, guided
+
+    threads, long, short, guided = asyncio.run(main())
+    assert [thread is threading.main_thread() for thread in threads] == [False, True, False]
+    assert len(long.prompt_token_ids) == 3000
+    assert short.finished
+    assert guided.finished
