@@ -205,7 +205,7 @@ class _Items:
     def _message(self, item: Mapping[str, Any], place: str) -> None:
         _check_keys(item, place, ("type", "id", "status", "role", "content", "phase"))
         role = item.get("role")
-        if role not in _ROLES:
+        if not isinstance(role, str) or role not in _ROLES:
             raise RequestError(f"{place}.role", role, f"one of {', '.join(_ROLES)}")
         message = {"role": _ROLES[role], "content": _text(item.get("content"), f"{place}.content")}
         if role == "assistant":
@@ -249,7 +249,8 @@ def _text(value: Any, place: str) -> str:
         raise RequestError(place, value, "a text, or a list of text parts")
     texts = []
     for index, part in enumerate(value):
-        key = _TEXT_PARTS.get(part.get("type", "")) if isinstance(part, Mapping) else None
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
         if key is None or not isinstance(part.get(key), str):
             expected = "a part of the type input_text, output_text or refusal: the model reads text"
             raise RequestError(f"{place}[{index}]", part, expected)

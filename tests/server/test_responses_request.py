@@ -98,7 +98,9 @@ def test_conversations(values, messages) -> None:
     ("values", "field"),
     [
         ({"input": [{"role": "tool", "content": "x"}]}, r"input\[0\]\.role"),
+        ({"input": [{"role": ["user"], "content": "x"}]}, r"input\[0\]\.role"),
         ({"input": [{"role": "user", "content": 1}]}, r"input\[0\]\.content"),
+        ({"input": [{"role": "user", "content": [{"type": ["input_text"]}]}]}, r"input\[0\]\.content\[0\]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, r"input\[0\]\.content\[0\]"),
         ({"input": [{"role": "user", "content": "x", "name": "y"}]}, r"input\[0\]\.name"),
         ({"input": [USER, {"type": "item_reference", "id": "x"}]}, r"input\[1\]\.type"),
