@@ -1,4 +1,5 @@
-"""docs/capabilities.md: what goes together, found by trying it: `python -m decodex.capabilities FILE`.
+"""docs/capabilities.md: what goes together, found by trying it. decodex.server.capabilities writes the page, with a
+section on HTTP.
 
 Every cell and every error text comes from objects that are really made, as the engine makes them at admission;
 tests/test_capabilities.py runs the same combinations.
@@ -7,8 +8,6 @@ tests/test_capabilities.py runs the same combinations.
 from __future__ import annotations
 
 import functools
-import pathlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -93,8 +92,8 @@ EXAMPLES: dict[str, Any] = {
 
 INTRO = """# What goes together
 
-Written by `python -m decodex.capabilities docs/capabilities.md`, by making the objects that a request with these values
-makes: change the code, not this page. tests/test_capabilities.py tries the combinations on a toy model.
+Written by `python -m decodex.server.capabilities docs/capabilities.md`, by making the objects that a request with these
+values makes: change the code, not this page. tests/test_capabilities.py tries the combinations on a toy model.
 
 The full product (parameter x proposer x verifier x grammar kind x streaming x `n` x `logprobs`) is not printed, because
 nothing in the code looks at it. What can refuse a request looks at
@@ -300,7 +299,7 @@ def _table(head: str, rows: Sequence[str]) -> str:
 
 
 def capabilities_markdown() -> str:
-    """The page."""
+    """The engine's part of the page."""
     replayable = [_row("none", str(is_replayable(None)).lower())]
     for verifier in VERIFIERS:
         config = SpeculativeConfig(verification=verifier)
@@ -323,7 +322,3 @@ def capabilities_markdown() -> str:
             _table("verification; `replayable`", replayable),
         )
     )
-
-
-if __name__ == "__main__":
-    pathlib.Path(sys.argv[1]).write_text(capabilities_markdown(), encoding="utf-8")

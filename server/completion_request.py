@@ -59,6 +59,11 @@ class CompletionFields(Fields):
                 raise RequestError(f"prompt[{index}]", item, f"{kind}, as prompt[0] is")
         return prompt
 
+    def check(self) -> None:
+        """Refuse what is not offered. Raises RequestError."""
+        if self.suffix is not None:
+            raise RequestError("suffix", self.suffix, "to be absent", "the model continues texts and fills no gaps")
+
 
 def check_stream_options(options: StreamOptions | None, stream: bool) -> StreamOptions:
     """The options, or what stands for none. Raises RequestError."""

@@ -38,8 +38,7 @@ class Completions:
         own, others = split_body(body, CompletionFields.model_fields, "a completion")
         fields = parse(CompletionFields, own)
         service.check_model(fields.model)
-        if fields.suffix is not None:
-            raise RequestError("suffix", fields.suffix, "to be absent", "the model continues texts and fills no gaps")
+        fields.check()
         options = check_stream_options(fields.stream_options, fields.stream)
         params, sampling = self._params(fields, read_sampling(others))
         prompts = await self._tokenize(fields)

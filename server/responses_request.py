@@ -13,13 +13,13 @@ from decodex.server.sampling import Sampling, json_schema
 from decodex.server.service import Fields
 from decodex.server.tools.request import Tool, ToolRequest, read_function, read_tool_request
 
-__all__ = ["LOGPROBS", "ResponseFields", "messages_of", "set_sampling", "tool_request_of"]
+__all__ = ["LOGPROBS", "REFUSED", "ResponseFields", "messages_of", "set_sampling", "tool_request_of"]
 
 LOGPROBS = "message.output_text.logprobs"
 _STORED = "this server stores nothing: send the whole conversation as input"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
-_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {  # values that ask for nothing, and why no others
+REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {  # values that ask for nothing, and why no others
     "background": ((False,), "responses are answered at once"),
     "context_management": ((), "what is too long is refused, and nothing is dropped"),
     "conversation": ((), _STORED),
@@ -98,7 +98,7 @@ class ResponseFields(Fields):
 
     def check(self) -> None:
         """Refuse what is not offered. Raises RequestError."""
-        for name, (allowed, reason) in _REFUSED.items():
+        for name, (allowed, reason) in REFUSED.items():
             value = getattr(self, name)
             if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
                 expected = " or ".join(map(repr, allowed)) or "to be absent"
