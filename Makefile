@@ -4,9 +4,10 @@ BIN := .venv/bin
 STAMP := .venv/installed
 NATIVE := $(wildcard setup.py kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/*.inc kernels/cpu/*.def)
 TESTS ?=
+SOAK ?=
 WORKERS ?= 2
 
-.PHONY: setup demo test sweep check bench peers
+.PHONY: setup demo test sweep check bench soak peers
 
 # setup: the virtual environment and an editable install, again only when their inputs change
 setup: $(STAMP)
@@ -32,6 +33,10 @@ check: $(STAMP)
 # bench: tokens/s of this checkout on this machine
 bench: $(STAMP)
 	$(BIN)/decodex bench
+
+# soak: 64 clients for five minutes against the server, then what they got is replayed (SOAK="--seconds 30 --clients 8")
+soak: $(STAMP)
+	$(BIN)/python evals/server/soak.py $(SOAK)
 
 # peers: a virtual environment for each engine that evals/speed compares with (minutes, some GB)
 peers: $(STAMP)

@@ -1,0 +1,249 @@
+"""Many clients for minutes: random parameters, schemas, tools, mistakes and disconnects against `decodex serve`.
+
+    make soak                                     # writes evals/results/soak.json; 1 if anything is wrong
+
+While it runs: no error but those that a request was made for, streams come to their ends, constrained texts satisfy
+their schemas. Afterwards: nothing runs, the KV cache is empty, memory, threads and open files are where they were once
+the server was warm, and finished requests, sent again one at a time with the seeds that came back and not streamed,
+give the same bits. `--replay-seconds` bounds that part: 0 is all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import pathlib
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jsonschema_rs
+import psutil
+
+from decodex.cli.machine import machine_facts, version_facts
+
+if TYPE_CHECKING:
+    from evals.server import answers, asks, connection, processes
+else:  # this folder is on the path of a script; the root must not be
+    import answers
+    import asks
+    import connection
+    import processes
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HANGS_AFTER = 300.0  # seconds without an end of a response
+SAMPLE_SECONDS = 1.0
+WARM_UP = 0.4  # of the time: what is loaded or started late, pools of threads and caches are there then
+MOST_GROWTH = 0.05  # of the memory that the warm server has
+IDLE = ("decodex_num_requests_running", "decodex_num_requests_waiting", "decodex_kv_cache_usage_ratio")
+
+
+@dataclass
+class Soak:
+    """What has come of the requests so far."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    finished: list[tuple[asks.Ask, dict[int, answers.Choice]]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def fault(self, ask: asks.Ask, what: object) -> None:
+        """Keep a fault, with the request that it is of."""
+        self.faults.append(f"{what!s:.600} <- {ask.path} {json.dumps(ask.body):.1200}")
+
+
+async def send(port: int, ask: asks.Ask) -> connection.Exchange | None:
+    """The response to one request; None if the client has left before its end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    exchange = connection.Exchange()
+    try:
+        async with asyncio.timeout(ask.leaves_after or HANGS_AFTER):
+            writer.write(connection.request_bytes(ask.path, ask.body))
+            while data := await reader.read(connection.MAX_READ):
+                exchange.received.append(data)
+        return exchange
+    except TimeoutError:
+        if ask.leaves_after is None:
+            raise AssertionError(f"no end after {HANGS_AFTER} s: {b''.join(exchange.received)[-300:]!r}") from None
+        return None
+    finally:
+        if ask.is_abrupt:
+            writer.transport.abort()
+        else:
+            writer.close()
+
+
+def judge(ask: asks.Ask, exchange: connection.Exchange, soak: Soak) -> None:
+    """Count a whole response, or tell what is wrong with it."""
+    if ask.is_mistake:
+        soak.counts["refused"] += 1
+        expected = 404 if ask.body.get("model") else 400
+        error = json.loads(exchange.body)["error"]
+        if exchange.status != expected or not error["param"]:
+            soak.fault(ask, f"status {exchange.status}: {error}")
+        return
+    if exchange.status != 200:
+        soak.fault(ask, f"status {exchange.status}: {exchange.body!r}")
+        return
+    choices = answers.read_answer(ask.path, exchange, bool(ask.body["stream"]))
+    for choice in choices.values():
+        if ask.schema is not None and choice.reason in ("stop", "completed"):
+            jsonschema_rs.validate(ask.schema, json.loads(choice.text))
+            soak.counts["validated"] += 1
+    soak.counts["finished"] += 1
+    soak.finished.append((ask, choices))
+
+
+async def run_clients(port: int, soak: Soak, askers: list[asks.Asker], seconds: float) -> None:
+    """Clients that send one request after the other until the time is up."""
+    end = time.monotonic() + seconds
+
+    async def one(asker: asks.Asker) -> None:
+        while time.monotonic() < end:
+            ask = asker.draw()
+            soak.counts["requests"] += 1
+            try:
+                exchange = await send(port, ask)
+                if exchange is None:
+                    soak.counts["left"] += 1
+                else:
+                    judge(ask, exchange, soak)
+            except (AssertionError, OSError, ValueError, LookupError) as error:
+                soak.fault(ask, repr(error))
+
+    await asyncio.gather(*(one(asker) for asker in askers))
+
+
+async def replay(port: int, soak: Soak, seconds: float, seed: int) -> Counter[str]:
+    """Send choices of finished requests again, in a random order, one at a time, until the time is up (0: all)."""
+    counts: Counter[str] = Counter()
+    choices = [(ask, choice) for ask, found in soak.finished for choice in found.values()]
+    random.Random(seed).shuffle(choices)
+    start = time.monotonic()
+    for ask, choice in choices:
+        counts["choices"] += 1
+        if not choice.is_replayable:
+            counts["not_replayable"] += 1
+            continue
+        if seconds and time.monotonic() - start > seconds:
+            continue
+        body = {name: value for name, value in ask.body.items() if name not in ("n", "stream")}
+        again = asks.Ask(ask.path, {**body, "seed": choice.seed, "stream": False})
+        try:
+            exchange = await send(port, again)
+            assert exchange is not None
+            assert exchange.status == 200, exchange.body
+            [other] = answers.read_answer(ask.path, exchange, False).values()
+            assert other.replayed == choice.replayed, f"{other.replayed} is not {choice.replayed}"
+            counts["replayed"] += 1
+        except (AssertionError, OSError, ValueError, LookupError) as error:
+            soak.fault(again, f"replay: {error!r}")
+            counts["differ"] += 1
+    return counts
+
+
+class Watcher:
+    """Samples what a process and its children hold."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self.samples: list[dict[str, float]] = []
+
+    def sample(self) -> dict[str, float]:
+        """Memory, threads and open files now."""
+        family = [self._process, *self._process.children(recursive=True)]
+        memory = sum(each.memory_info().rss for each in family) / 2**20
+        files = self._process.num_fds()
+        return {"mib": round(memory, 1), "threads": self._process.num_threads(), "files": files}
+
+    async def run(self) -> None:
+        """Sample for ever."""
+        while True:
+            self.samples.append(self.sample())
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    def stability(self, warm: dict[str, float], after: dict[str, float]) -> tuple[dict[str, Any], list[str]]:
+        """Idle once it was warm beside idle after all, with what it held meanwhile; and what has grown."""
+        told = {"warm": warm, "after": after, "most": {}}
+        told["most"] = {name: max(one[name] for one in (*self.samples, after)) for name in warm}
+        bounds = {"mib": warm["mib"] * (1 + MOST_GROWTH), "threads": warm["threads"], "files": warm["files"]}
+        return told, [f"{name} grows: {told}" for name, most in bounds.items() if after[name] > most]
+
+
+async def measure(server: processes.ServerProcess, options: argparse.Namespace) -> dict[str, Any]:
+    """The whole soak."""
+    soak = Soak()
+    watcher = Watcher(server.facts)
+    askers = [asks.Asker(options.seed + number) for number in range(options.clients)]
+    start = time.monotonic()
+    await run_clients(server.port, soak, askers, options.seconds * WARM_UP)
+    soak.faults += await until_idle(server)
+    warm = watcher.sample()
+    watch = asyncio.ensure_future(watcher.run())
+    await run_clients(server.port, soak, askers, options.seconds * (1 - WARM_UP))
+    watch.cancel()
+    soak.faults += await until_idle(server)
+    seconds = time.monotonic() - start
+    process, grown = watcher.stability(warm, watcher.sample())
+    print(dict(soak.counts), flush=True)
+    replayed = await replay(server.port, soak, options.replay_seconds, options.seed)
+    print(dict(replayed), flush=True)
+    soak.faults += await until_idle(server)
+    metrics = server.metrics()
+    responses = {name: count for name, count in metrics.items() if name.startswith("decodex_http_responses_total")}
+    return {
+        "seconds": round(seconds, 1),
+        "counts": dict(soak.counts),
+        "replays": dict(replayed),
+        "process": process,
+        "tokens": metrics["decodex_generation_tokens_total"],
+        "preemptions": metrics["decodex_num_preemptions_total"],
+        "responses": responses,
+        "faults": [*soak.faults, *grown],
+    }
+
+
+async def until_idle(server: processes.ServerProcess, seconds: float = 10.0) -> list[str]:
+    """Wait until nothing runs or waits and the KV cache is empty; what is still there in the end."""
+    end = time.monotonic() + seconds
+    while True:
+        metrics = await asyncio.to_thread(server.metrics)
+        held = {name: metrics[name] for name in IDLE if metrics[name] != 0}
+        if not held or time.monotonic() > end:
+            return [f"not idle: {held}"] if held else []
+        await asyncio.sleep(0.1)
+
+
+def main() -> int:
+    """Soak and write; 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--replay-seconds", type=float, default=0.0, help="most time for replays; 0: replay everything")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kv-cache-gib", default="0.25", help="small enough that sequences are preempted")
+    parser.add_argument("--max-num-seqs", default="48", help="fewer than the clients, so that requests wait")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "evals" / "results" / "soak.json")
+    options = parser.parse_args()
+    flags = ("--kv-cache-gib", options.kv_cache_gib, "--max-num-seqs", options.max_num_seqs)
+    server = processes.ServerProcess(options.model, *flags)
+    try:
+        report = asyncio.run(measure(server, options))
+    finally:
+        status = server.stop()
+    if status != 0:
+        report["faults"].append(f"the server's exit status is {status}")
+    setup = {name: value for name, value in vars(options).items() if name != "out"}
+    facts = {"machine": machine_facts(), "versions": version_facts("decodex", "torch", "uvicorn"), "setup": setup}
+    num_faults, report["faults"] = len(report["faults"]), report["faults"][:20]
+    result = {**facts, "num_faults": num_faults, **report}
+    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({key: result[key] for key in ("num_faults", "process", "faults")}, indent=1))
+    return 1 if num_faults else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
