@@ -56,8 +56,10 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._questions = questions()
-        limits = {"max_num_seqs": options.clients, "kv_cache_gib": options.kv_cache_gib}
-        flags = [text for name, value in limits.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+        clients, gib = options.clients, options.kv_cache_gib
+        # the server gets every prompt twice
+        flags = ["--max-num-seqs", str(clients), "--kv-cache-gib", str(gib), "--no-enable-prefix-caching"]
+        limits = {"max_num_seqs": clients, "kv_cache_gib": gib, "enable_prefix_caching": False}
         self.engine = processes.EngineProcess({"model": options.model, **limits})
         try:
             self.server = processes.ServerProcess(options.model, *flags)
@@ -72,7 +74,7 @@ class Bench:
         self.server.stop()
 
     def ask(self, number: int, count: int, max_tokens: int) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Conversations, new ones for each `number` so that no prefix is cached but the template's, and parameters."""
+        """Conversations, other ones for each `number`, and parameters."""
         texts = [self._questions[(number + place) % len(self._questions)] for place in range(count)]
         conversations = [
             [{"role": "user", "content": f"Question {number}.{place}: {text}"}] for place, text in enumerate(texts)
