@@ -133,6 +133,7 @@ class Asker:
         kind = rng.choice(("json", "json", "regex", "choice", "grammar", "json_object", "tools"))
         if kind == "json":
             schema = self._schema()
+            body["max_output_tokens" if path == RESPONSES else "max_tokens"] = 2 * self._max_tokens  # most will end
             form = {"name": "answer", "schema": schema}
             if path == RESPONSES:
                 body["text"] = {"format": {"type": "json_schema", **form}}
