@@ -34,7 +34,7 @@ else:  # this folder is on the path of a script; the root must not be
     import processes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-HANGS_AFTER = 300.0  # seconds without an end of a response
+HANGS_AFTER = 600.0  # seconds without an end of a response
 SAMPLE_SECONDS = 1.0
 WARM_UP = 0.4  # of the time: what is loaded or started late, pools of threads and caches are there then
 MOST_GROWTH = 0.05  # of the memory that the warm server has

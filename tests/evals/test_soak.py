@@ -1,4 +1,4 @@
-"""evals/server/soak.py for two seconds, over a toy model; and it notices an answer that is not replayed."""
+"""A little of evals/server/soak.py, over a toy model; and it notices an answer that is not replayed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ def test_a_short_soak_finds_nothing_and_replays(soak):
         async with toy_socket(max_num_seqs=6, **engine) as toy:
             port = int(toy.url.rpartition(":")[2])
             askers = [soak.asks.Asker(number, max_tokens=16, tools=False) for number in range(8)]
-            await soak.run_clients(port, found, askers, 2.0)
+            while len(found.finished) < 20 or not found.counts["refused"] or not found.counts["left"]:
+                await soak.run_clients(port, found, askers, 0.3)
             assert await toy.is_idle()
-            counts = await soak.replay(port, found, 1.0, seed=1)
+            found.finished = found.finished[:20]
+            counts = await soak.replay(port, found, 0.0, seed=1)
             assert found.faults == []
             ask, choices = next(one for one in found.finished if one[1][0].is_replayable)
             choices[0].text += "?"
@@ -37,8 +39,7 @@ def test_a_short_soak_finds_nothing_and_replays(soak):
             return counts, await soak.replay(port, found, 0.0, seed=1)
 
     counts, wrong = asyncio.run(main())
-    assert counts["replayed"] > 3
-    assert found.counts["finished"] > 8
-    assert found.counts["refused"] > 0
+    assert counts["replayed"] + counts["not_replayable"] == counts["choices"] >= 20
+    assert counts["replayed"] > 10
     assert wrong["differ"] == 1
     assert len(found.faults) == 1
