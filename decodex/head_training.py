@@ -13,24 +13,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from decodex.config import resolve_device
-from decodex.errors import ModelError
-from decodex.heads import SharedParts
-from decodex.kv_cache import KVCache
-from decodex.models.interface import CausalLM
-from decodex.models.invariance import flat_batch
 from decodex.models.llama_config import LlamaConfig, rope_frequencies
-from decodex.models.loader import load_model
-from decodex.models.source import ModelFiles, read_json, resolve_model
-from decodex.models.weights import WeightReader
+from decodex.models.source import read_json
 from decodex.spec.head_weights import HeadWeights
 from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.head_module import HeadModule, new_weights
 from decodex.spec.train.loop import Trainee, check_folder, train
 from decodex.spec.train.recipe import Recipe
 from decodex.spec.train.records import Record, read_records
-from decodex.spec.train.states import Captured, Span, StateStore, capture
+from decodex.spec.train.states import Span, StateStore, capture
 from decodex.spec.train.vocabulary import draft_vocabulary
+from decodex.training_target import Precision, TrainingTarget
 
 __all__ = ["HeadTraining", "Method", "train_head"]
 
@@ -56,72 +49,7 @@ class HeadTraining:
     states: Path | None = None  # where hidden states are kept; None: in `out`
     resume: bool = False
     device: str = "auto"
-
-
-@dataclass(frozen=True)
-class _Target:
-    """A model as its head's training needs it."""
-
-    files: ModelFiles
-    model: CausalLM
-    parts: SharedParts
-    device: torch.device
-    taps: tuple[int, ...]
-
-    @staticmethod
-    def load(name: str, device: str) -> _Target:
-        files, where = resolve_model(name), resolve_device(device)
-        if not LlamaConfig.supports(files.config):
-            raise ModelError(f"{files.name}: heads are trained for the Llama family, not for {files.architecture}")
-        model = load_model(files, device=where)
-        assert isinstance(model, SharedParts)
-        layers = model.num_layers
-        taps = (1, layers // 2 - 1, layers - 4) if layers >= 6 else (0, layers // 2, layers - 1)
-        return _Target(files, model, model, where, taps)
-
-    @torch.inference_mode()
-    def capture(self, spans: Sequence[Span]) -> list[Captured]:
-        """Taps, hidden states and logits of whole sequences, several in one forward."""
-        results: list[Captured] = []
-        start = 0
-        while start < len(spans):
-            end, tokens = start + 1, len(spans[start].token_ids)
-            while end < len(spans) and tokens + len(spans[end].token_ids) <= _CAPTURE_TOKENS:
-                tokens += len(spans[end].token_ids)
-                end += 1
-            results += self._forward([list(span.token_ids) for span in spans[start:end]])
-            start = end
-        return results
-
-    def _forward(self, sequences: list[list[int]]) -> list[Captured]:
-        blocks = -(-max(map(len, sequences)) // _BLOCK)
-        kv = KVCache(self.model.kv_spec, blocks * len(sequences), _BLOCK, self.device)
-        spans = [(number, tokens, 0) for number, tokens in enumerate(sequences)]
-        out = self.model.forward(flat_batch(spans, blocks, _BLOCK, self.device), kv, self.taps, True)
-        assert out.hidden is not None
-        states = torch.cat([*(out.taps[layer] for layer in self.taps), out.hidden], dim=-1).cpu()
-        totals, tops = out.logits.logsumexp(dim=-1).cpu(), out.logits.argmax(dim=-1).cpu()
-        results, start = [], 0
-        for tokens in sequences:
-            part = slice(start, start + len(tokens))
-            start += len(tokens)
-            results.append(Captured(states[part], totals[part], tops[part]))
-        return results
-
-    def embedding(self) -> Tensor:
-        """[V, H] fp32."""
-        with torch.inference_mode():
-            ids = torch.arange(self.model.vocab_size, device=self.device)
-            rows = torch.cat([self.parts.embed(part) for part in ids.tensor_split(16)])
-        return rows.clone()
-
-    def weights(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The last layer by the names within it, the final norm [H], the output layer [V, H]."""
-        reader = WeightReader(self.files.shards)
-        prefix = f"model.layers.{self.model.num_layers - 1}."
-        layer = {name.removeprefix(prefix): reader.take(name) for name in reader.names() if name.startswith(prefix)}
-        output = "lm_head.weight" if "lm_head.weight" in reader else "model.embed_tokens.weight"
-        return layer, reader.take("model.norm.weight"), reader.take(output)
+    precision: Precision = "float32"  # of products, in capture and training
 
 
 def train_head(
@@ -133,7 +61,7 @@ def train_head(
     """
     check_folder(job.out, job.resume)
     recipe, out, method = job.recipe, job.out, job.method
-    target = _Target.load(job.model, job.device)
+    target = TrainingTarget.load(job.model, job.device, job.precision)
     config = head_config(target.files.config, method, target.taps, recipe)
     spans, kept = _spans(target, job)
     folder = job.states or out / "states"
@@ -165,7 +93,12 @@ def train_head(
         recipe,
         out,
         resume=job.resume,
-        identity={"model": target.model.weights_digest, "init": None if job.init is None else str(job.init)},
+        precision=getattr(torch, job.precision),
+        identity={
+            "model": target.model.weights_digest,
+            "init": None if job.init is None else str(job.init),
+            "precision": job.precision,
+        },
         progress=lambda entry: progress(
             "train", {**entry, "of": round(recipe.epochs * sum(s.num_rows for s in spans))}
         ),
@@ -265,7 +198,7 @@ def _read_head(folder: Path, config: Mapping[str, Any]) -> _KnownHead:
     return _KnownHead({name: tensor.float() for name, tensor in tensors.items()}, vocabulary)
 
 
-def _spans(target: _Target, job: HeadTraining) -> tuple[list[Span], list[Span]]:
+def _spans(target: TrainingTarget, job: HeadTraining) -> tuple[list[Span], list[Span]]:
     """What is trained on, and what it is evaluated on."""
     data, held_out, recipe = job.data, job.held_out, job.recipe
     limit = min(recipe.max_length, target.model.max_position)
@@ -286,7 +219,7 @@ def _spans(target: _Target, job: HeadTraining) -> tuple[list[Span], list[Span]]:
 
 
 def _capture(
-    target: _Target,
+    target: TrainingTarget,
     spans: Sequence[Span],
     folder: Path,
     progress: Callable[[str, Mapping[str, Any]], None],
@@ -298,5 +231,5 @@ def _capture(
         done += tokens
         progress("capture", {"tokens": done, "of": total})
 
-    identity = {"model": target.model.weights_digest, "layers": list(target.taps)}
+    identity = {"model": target.model.weights_digest, "layers": list(target.taps), "precision": target.precision}
     return capture(spans, target.capture, folder, identity, count)

@@ -35,6 +35,8 @@ def build_parser() -> Parser:
     parser.add_argument("--states", type=pathlib.Path, metavar="DIR", help=help)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--device", default="auto", help="where it runs: auto is cuda if there is one, else cpu")
+    help = "of products; bfloat16 is several times faster on a GPU, or a CPU with AMX"
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help=help)
     add_flags(parser, Recipe, rename={"held_out": "num-held-out"})
     return parser
 
@@ -57,6 +59,7 @@ def run(argv: Sequence[str]) -> int:
         states=arguments.states,
         resume=arguments.resume,
         device=arguments.device,
+        precision=arguments.precision,
     )
     progress = Progress(out)
     try:

@@ -44,7 +44,7 @@ class HeadModule:
     def pair(self, weights: Weights, states: Tensor) -> Tensor:
         """What entries of depth 0 are paired with, [B, L, H], from the target's states [B, L, S]."""
         width = self._embedding.shape[1]
-        return states[..., :-width] @ weights["fc.weight"].T if self.is_eagle3 else states[..., -width:]
+        return (states[..., :-width] @ weights["fc.weight"].T).float() if self.is_eagle3 else states[..., -width:]
 
     def depths(self, weights: Weights, token_ids: Tensor, paired: Tensor, rows: Rows, num_depths: int) -> list[Tensor]:
         """For each depth what the output layer reads, [B, A, H], after the final norm.
@@ -85,7 +85,7 @@ class HeadModule:
             self._norm(part, weights[f"{self._prefix}{name}.weight"])
             for part, name in ((embedded, "enorm"), (paired, "hnorm"))
         )
-        stream = torch.cat((first, second), dim=-1) @ self._of(weights, "eh_proj").T
+        stream = (torch.cat((first, second), dim=-1) @ self._of(weights, "eh_proj").T).float()
         return stream, self._norm(stream, self._of(weights, "input_layernorm"))
 
     def _keys_values(self, weights: Weights, attn_input: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,17 +59,19 @@ def train(
     folder: Path,
     *,
     resume: bool = False,
+    precision: torch.dtype = torch.float32,
     identity: Mapping[str, Any] | None = None,
     progress: Callable[[dict[str, Any]], None] = lambda entry: None,
 ) -> list[dict[str, Any]]:
     """Train the weights in place on the first of the stores; the history, with evaluations on the second.
 
+    `precision`: of the products (bfloat16: weights, sums and what lies between products stay fp32).
     Checkpoint and history are in `folder` after every evaluation and when the training is interrupted; `resume` goes on
     from there: what follows is then what would have followed. TrainingError where `check_folder` has one, where the
     checkpoint is of another training (recipe, data, head or `identity`), and where numbers are no longer finite.
     """
     check_folder(folder, resume)
-    run = _Run(trainee, stores, recipe, folder, identity or {})
+    run = _Run(trainee, stores, recipe, folder, precision, identity or {})
     if resume:
         run.load()
     try:
@@ -108,8 +110,10 @@ class _Run:
         stores: tuple[StateStore, StateStore],
         recipe: Recipe,
         folder: Path,
+        precision: torch.dtype,
         identity: Mapping[str, Any],
     ) -> None:
+        self._precision = precision
         self._trainee, self._recipe, self._folder = trainee, recipe, folder
         self._store, self._held_out = stores
         contents = {**identity, **asdict(recipe), **_contents(trainee, stores)}
@@ -143,7 +147,7 @@ class _Run:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         try:
-            loss = _gradients(self._trainee, batch, num_depths, recipe)
+            loss = _gradients(self._trainee, batch, num_depths, recipe, self._precision)
         except TrainingError as error:
             raise TrainingError(f"batch {state.batch} of epoch {state.epoch}: {error}") from None
         self._is_whole = False
@@ -219,8 +223,8 @@ def _rate(share: float, recipe: Recipe) -> float:
     return recipe.learning_rate * (recipe.final_rate + (1 - recipe.final_rate) * 0.5 * (1 + math.cos(math.pi * left)))
 
 
-def _gradients(trainee: Trainee, batch: Batch, num_depths: int, recipe: Recipe) -> list[float]:
-    """Those of one batch, clipped; the loss of each depth. TrainingError where one is not finite."""
+def _losses(trainee: Trainee, batch: Batch, num_depths: int, recipe: Recipe) -> list[Tensor]:
+    """Of each depth, for one batch."""
     with torch.no_grad():
         probs = target_probs(batch, trainee.target_output)
     num_rows = batch.rows.index.shape[1]
@@ -229,13 +233,23 @@ def _gradients(trainee: Trainee, batch: Batch, num_depths: int, recipe: Recipe) 
     losses = []
     for depth, each in enumerate(normed):
         span = slice(depth, depth + num_rows)
-        losses.append(depth_loss(each @ head.T, probs[:, span], batch.is_valid[:, span], recipe.overlap_loss))
+        logits = (each @ head.T).float()
+        losses.append(depth_loss(logits, probs[:, span], batch.is_valid[:, span], recipe.overlap_loss))
+    return losses
+
+
+def _gradients(
+    trainee: Trainee, batch: Batch, num_depths: int, recipe: Recipe, precision: torch.dtype = torch.float32
+) -> list[float]:
+    """Those of one batch, clipped; the loss of each depth. TrainingError where one is not finite."""
+    with torch.autocast(batch.states.device.type, torch.bfloat16, enabled=precision is torch.bfloat16):
+        losses = _losses(trainee, batch, num_depths, recipe)
     total = sum((loss * recipe.depth_decay**depth for depth, loss in enumerate(losses)), start=torch.zeros(()))
     value = float(total.detach())
     if not math.isfinite(value):
         raise TrainingError(f"the loss became {value}; a lower learning_rate may help")
     total.backward()  # type: ignore[no-untyped-call]
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), recipe.clip))
+    norm = float(torch.nn.utils.clip_grad_norm_(trainee.weights.values(), recipe.clip))
     if not math.isfinite(norm):
         raise TrainingError(f"the gradient's norm became {norm}; a lower learning_rate may help")
     return [round(float(loss.detach()), 6) for loss in losses]

@@ -17,7 +17,8 @@ def target_probs(batch: Batch, output: Tensor) -> Tensor:
 
     `output` [V_d, H]: the rows of the target's output layer.
     """
-    return (batch.next_states @ output.T - batch.log_totals[..., None]).exp_()
+    logits = (batch.next_states @ output.T).float()
+    return (logits - batch.log_totals[..., None]).exp_()
 
 
 def depth_loss(logits: Tensor, probs: Tensor, is_valid: Tensor, overlap_share: float) -> Tensor:

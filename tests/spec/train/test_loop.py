@@ -346,13 +346,30 @@ def test_gradients_are_of_the_decayed_sum_and_clipped(decay: float, method: Meth
     assert norm == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_in_bfloat16_are_about_those_in_fp32(method: Method) -> None:
+    head, recipe = make_head(method), replace(RECIPE, overlap_loss=0.3, clip=1e9)
+    batch = make_batch(STORES[1], [0, 1], 3, H, torch.device("cpu"))
+    for weight in head.weights.values():
+        weight.requires_grad_(True)
+    expected = loop._gradients(head.trainee(), batch, 3, recipe)
+    exact = {name: weight.grad for name, weight in head.weights.items()}
+    for weight in head.weights.values():
+        weight.grad = None
+    assert loop._gradients(head.trainee(), batch, 3, recipe, torch.bfloat16) == pytest.approx(expected, rel=0.02)
+    for name, weight in head.weights.items():
+        assert weight.dtype == weight.grad.dtype == torch.float32
+        assert not torch.equal(weight.grad, exact[name]), name
+        assert (weight.grad - exact[name]).norm() < 0.05 * exact[name].norm(), name
+
+
 def test_sizes_are_those_of_the_depths_that_are_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No batch is made for depths that are not trained yet."""
     plain, seen = loop._gradients, []
 
-    def watched(trainee: Trainee, batch: Batch, num_depths: int, recipe: Recipe) -> list[float]:
+    def watched(trainee: Trainee, batch: Batch, num_depths: int, *others: Any) -> list[float]:
         seen.append((num_depths, batch.is_valid.shape[1] - batch.rows.index.shape[1] + 1))
-        return plain(trainee, batch, num_depths, recipe)
+        return plain(trainee, batch, num_depths, *others)
 
     monkeypatch.setattr(loop, "_gradients", watched)
     run(tmp_path)
