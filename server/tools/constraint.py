@@ -35,6 +35,9 @@ def output_tag(
 ) -> Item:
     """What the whole output is. `constraint`: what it is where it is no call; None: any text. RequestError names the
     field."""
+    if constraint is not None and request is not None and request.choice == "required":
+        hint = "every output is a call, and none a text that it could hold for"
+        raise RequestError(FIELD, constraint.kind, "to be absent where tool_choice requires a call", hint)
     content = None if constraint is None else _content(constraint)
     is_mixed = request is not None and request.choice == "auto" and not syntax.trigger
     if constraint is not None and is_mixed and constraint.whitespace != "spaced":

@@ -204,6 +204,8 @@ NESTED = [
     (CHAT, {"messages": [{"role": "user", "content": "a", "nme": "b"}]}),
     (CHAT, {"tools": [{"type": "function", "function": {**FUNCTION, "strct": True}}]}),
     (CHAT, {"tools": [TOOL], "tool_choice": "require"}),
+    # a constraint that no output could be held to was dropped, whatever it said
+    (CHAT, {"max_tokens": 90, "tools": [TOOL], "tool_choice": "required", "structured_outputs": {"regex": "("}}),
     (CHAT, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"nme": "f"}}}),
     (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "a", "schma": SCHEMA}}}),
     (RESPONSES, {"text": {"formt": {"type": "json_object"}}}),
