@@ -76,6 +76,7 @@ MISTAKES: tuple[Mapping[str, Any], ...] = (
     {"model": "another"},
     {"seed": 2**70},
 )
+NUM_SCHEMAS = 200  # few enough that the cache of compiled grammars is full once the server is warm
 OPTIONAL = 0.15  # how often each parameter is there
 
 
@@ -132,7 +133,7 @@ class Asker:
         rng = self._rng
         kind = rng.choice(("json", "json", "regex", "choice", "grammar", "json_object", "tools"))
         if kind == "json":
-            schema = self._schema()
+            schema = object_schema(random.Random(self._rng.randrange(NUM_SCHEMAS)), 2)
             body["max_output_tokens" if path == RESPONSES else "max_tokens"] = 2 * self._max_tokens  # most will end
             form = {"name": "answer", "schema": schema}
             if path == RESPONSES:
@@ -152,30 +153,11 @@ class Asker:
         return None
 
     def _add_tools(self, path: str, body: dict[str, Any]) -> None:
-        function = {"name": "look_up", "description": "Looks something up.", "parameters": self._schema()}
+        parameters = object_schema(random.Random(self._rng.randrange(NUM_SCHEMAS)), 2)
+        function = {"name": "look_up", "description": "Looks something up.", "parameters": parameters}
         body["tools"] = [{"type": "function", **({"function": function} if path == CHAT else function)}]
         body["tool_choice"] = self._rng.choice(["required", "auto"])
         body["max_output_tokens" if path == RESPONSES else "max_tokens"] = self._rng.randint(64, 96)  # a call fits in
-
-    def _schema(self, depth: int = 2) -> dict[str, Any]:
-        """An object of a few properties, never the same for long."""
-        rng = self._rng
-        names = rng.sample(["name", "age", "tags", "kind", "open", "place", f"x{rng.randrange(50)}"], rng.randint(1, 3))
-        made = {name: self._value_schema(depth - 1) for name in names}
-        return {"type": "object", "properties": made, "required": names, "additionalProperties": False}
-
-    def _value_schema(self, depth: int) -> dict[str, Any]:
-        rng = self._rng
-        kind = rng.choice(("integer", "boolean", "string", "enum", "array", "object"))
-        if kind == "object" and depth > 0:
-            return self._schema(depth)
-        if kind == "array" and depth > 0:
-            return {"type": "array", "items": self._value_schema(depth - 1), "maxItems": rng.randint(1, 3)}
-        if kind == "enum":
-            return {"enum": ["red", "green", rng.randrange(9)]}
-        if kind == "integer":
-            return {"type": "integer", "minimum": 0, "maximum": rng.choice([9, 120, 9999])}
-        return {"type": "boolean"} if kind == "boolean" else {"type": "string", "maxLength": rng.randint(3, 20)}
 
     def _fit(self, path: str, body: dict[str, Any]) -> None:
         """Take out what an endpoint does not have, and what does not go together."""
@@ -189,3 +171,24 @@ class Asker:
             body["min_tokens"] = min(body["min_tokens"], body.get("max_tokens", body.get("max_output_tokens", 1)))
         if rng.random() < 0.3:
             body["seed"] = rng.randrange(2**53)
+
+
+def object_schema(rng: random.Random, depth: int) -> dict[str, Any]:
+    """An object of a few properties."""
+    names = rng.sample(["name", "age", "tags", "kind", "open", "place", f"x{rng.randrange(50)}"], rng.randint(1, 3))
+    made = {name: value_schema(rng, depth - 1) for name in names}
+    return {"type": "object", "properties": made, "required": names, "additionalProperties": False}
+
+
+def value_schema(rng: random.Random, depth: int) -> dict[str, Any]:
+    """Of a property, with objects and lists inside each other to this depth."""
+    kind = rng.choice(("integer", "boolean", "string", "enum", "array", "object"))
+    if kind == "object" and depth > 0:
+        return object_schema(rng, depth)
+    if kind == "array" and depth > 0:
+        return {"type": "array", "items": value_schema(rng, depth - 1), "maxItems": rng.randint(1, 3)}
+    if kind == "enum":
+        return {"enum": ["red", "green", rng.randrange(9)]}
+    if kind == "integer":
+        return {"type": "integer", "minimum": 0, "maximum": rng.choice([9, 120, 9999])}
+    return {"type": "boolean"} if kind == "boolean" else {"type": "string", "maxLength": rng.randint(3, 20)}
