@@ -53,7 +53,8 @@ class EngineConfig:
     speculative_config: Any = option(
         default=None,
         help="guess tokens ahead for requests that don't ask for something else: docs/speculation.md's fields as a "
-        "mapping (JSON on the command line); false refuses it to requests too",
+        "mapping (JSON on the command line); auto: by the head that comes with the model, if one does; false refuses "
+        "it to requests too",
         metavar="JSON",
         check=EngineSpeculation(),
     )

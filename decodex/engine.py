@@ -32,10 +32,11 @@ from decodex.request import Request, Sequence, Status
 from decodex.runner import ModelRunner
 from decodex.sampler import Sampler
 from decodex.scheduler import Scheduler
+from decodex.shipped_heads import with_speculation
 from decodex.spec.proposer import Proposer
 from decodex.spec.target import TensorProposer
 from decodex.speculation import Speculation
-from decodex.speculative_config import CUSTOM, SpeculativeConfig, is_replayable
+from decodex.speculative_config import AUTO, CUSTOM, SpeculativeConfig, is_replayable
 from decodex.table import RequestTable
 from decodex.tokenizer import Tokenizer
 from decodex.verdicts import Verdicts
@@ -111,7 +112,7 @@ class Engine:
         features = build_features(vocabulary, processors, device)
         self.mask_times = next(feature.times for feature in features if isinstance(feature, GrammarMasks))
         self.grammars = Grammars(vocabulary)
-        speculative = config.speculative_config
+        speculative = None if config.speculative_config == AUTO else config.speculative_config
         if proposer is not None and speculative is not False:
             if speculative is not None:
                 raise RequestError("speculative_config", speculative, "None or false beside a proposer of one's own")
@@ -139,6 +140,7 @@ class Engine:
         files = resolve_model(config.model)
         tokenizer = Tokenizer(files.path)
         model = load_model(files, dtype=config.dtype, quantization=config.quantization, device=device)
+        config = with_speculation(config, model)
         engine = Engine(config, model, tokenizer, device, drafter=_drafter(config, model, tokenizer, device))
         if config.speculative_config is not False:
             engine.speculation.begin_control(step_costs(model, engine.fingerprint, device))

@@ -63,6 +63,7 @@ def train_head(
     recipe, out, method = job.recipe, job.out, job.method
     target = TrainingTarget.load(job.model, job.device, job.precision)
     config = head_config(target.files.config, method, target.taps, recipe)
+    config["target_weights_digest"] = target.model.weights_digest
     spans, kept = _spans(target, job)
     folder = job.states or out / "states"
     stores = (

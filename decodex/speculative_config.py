@@ -18,6 +18,7 @@ from decodex.spec.eagle3 import LayerIds
 from decodex.spec.proposer import ProposerOptions, TreeShape
 
 __all__ = [
+    "AUTO",
     "FIELD",
     "METHODS",
     "WITH_WEIGHTS",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 FIELD = "speculative"
+AUTO = "auto"  # of an engine: the head that comes with its model
 WITHOUT_WEIGHTS = ("forced", "prediction", "suffix", "ngram")
 WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "mtp")
 HeadQuantization = Literal["auto", "none", "int8"]
@@ -261,12 +263,14 @@ class Speculative:
 
 
 class EngineSpeculation:
-    """An engine's speculation: None, false or a config."""
+    """An engine's speculation: "auto", None, false or a config."""
 
-    expected = "None, false, true, or a mapping of the fields below"
+    expected = '"auto", None, false, true, or a mapping of the fields below'
     off = (None,)
 
-    def __call__(self, field: str, value: Any) -> SpeculativeConfig | bool | None:
+    def __call__(self, field: str, value: Any) -> SpeculativeConfig | bool | str | None:
+        if value == AUTO:
+            return AUTO
         value = _from_text(field, value)
         if value is None or value is False:
             return value

@@ -1,0 +1,60 @@
+"""speculative_config="auto": the head that comes with a model, by the digest of its weights, or no speculation."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fakes import FakeModel, make_engine
+
+from decodex import EngineConfig, SamplingParams
+from decodex.cli.flags import Parser, add_flags, given
+from decodex.shipped_heads import HEADS, shipped_head, with_speculation
+from decodex.speculative_config import AUTO, SpeculativeConfig
+
+
+@pytest.fixture
+def heads(tmp_path):
+    """A folder with a head for the fake model, and one for another."""
+    for name, digest in (("another", "0" * 64), ("fake", FakeModel.weights_digest)):
+        folder = tmp_path / name / "eagle3"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"target_weights_digest": digest}))
+    return tmp_path
+
+
+def test_the_head_of_these_weights_is_found(heads):
+    config = with_speculation(EngineConfig(speculative_config=AUTO), FakeModel(), heads)
+    assert config.speculative_config == SpeculativeConfig(
+        cascade=["forced", "prediction", "suffix", "eagle3"], model=str(heads / "fake" / "eagle3")
+    )
+    assert shipped_head("1" * 64, folder=heads) is None
+    assert shipped_head(FakeModel.weights_digest, "mtp", heads) is None
+
+
+@pytest.mark.parametrize("value", [None, False, True, {"method": "suffix"}])
+def test_what_was_asked_for_stays(heads, value):
+    config = EngineConfig(speculative_config=value)
+    assert with_speculation(config, FakeModel(), heads) is config
+
+
+def test_a_model_without_a_head_speculates_on_request_only(tmp_path):
+    config = with_speculation(EngineConfig(speculative_config=AUTO), FakeModel(), tmp_path)
+    assert config.speculative_config is None
+    engine = make_engine(speculative_config=AUTO)
+    assert engine.admission.admit([1], SamplingParams()).speculation is None
+    assert engine.admission.admit([1], SamplingParams(speculative=True)).speculation == SpeculativeConfig()
+
+
+def test_auto_can_be_said_on_the_command_line():
+    parser = Parser(prog="x")
+    add_flags(parser, EngineConfig)
+    assert given(parser.parse_args(["--speculative-config", "auto"]), EngineConfig)["speculative_config"] == AUTO
+
+
+def test_shipped_heads_are_named_by_their_targets():
+    paths = list(HEADS.glob("*/*/config.json"))
+    digests = [json.loads(path.read_text())["target_weights_digest"] for path in paths]
+    assert all(len(digest) == 64 for digest in digests)
+    methods = [(digest, path.parent.name) for digest, path in zip(digests, paths)]
+    assert len(set(methods)) == len(methods)
