@@ -3,8 +3,8 @@
     make soak                                     # writes evals/results/soak.json; 1 if anything is wrong
 
 While it runs: no error but those that a request was made for, streams come to their ends, constrained texts satisfy
-their schemas. Afterwards: nothing runs, the KV cache is empty, memory, threads and open files are where they were once
-the server was warm, and finished requests, sent again one at a time with the seeds that came back and not streamed,
+their schemas. Afterwards: nothing runs, the KV cache is empty, memory, threads and open files are where they were
+before the last stretch, and finished requests, sent again one at a time with the seeds that came back and not streamed,
 give the same bits. `--replay-seconds` bounds that part: 0 is all of them.
 """
 
@@ -36,8 +36,9 @@ else:  # this folder is on the path of a script; the root must not be
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HANGS_AFTER = 600.0  # seconds without an end of a response
 SAMPLE_SECONDS = 1.0
-WARM_UP = 0.4  # of the time: what is loaded or started late, pools of threads and caches are there then
-MOST_GROWTH = 0.05  # of the memory that the warm server has
+STRETCHES = (0.4, 0.3, 0.3)  # of the time; what is loaded late, caches of grammars and their like come in the first
+MOST_GROWTH = 0.05  # of memory, from the end of the second stretch to the end of the last
+MOST_THREADS = 8  # that pools may still start meanwhile; a thread a request would be thousands
 IDLE = ("decodex_num_requests_running", "decodex_num_requests_waiting", "decodex_kv_cache_usage_ratio")
 
 
@@ -153,10 +154,15 @@ class Watcher:
 
     def sample(self) -> dict[str, float]:
         """Memory, threads and open files now."""
-        family = [self._process, *self._process.children(recursive=True)]
-        memory = sum(each.memory_info().rss for each in family) / 2**20
-        files = self._process.num_fds()
-        return {"mib": round(memory, 1), "threads": self._process.num_threads(), "files": files}
+        own, *children = (
+            each.memory_info().rss / 2**20 for each in (self._process, *self._process.children(recursive=True))
+        )
+        return {
+            "mib": round(own, 1),
+            "children_mib": round(sum(children), 1),
+            "threads": self._process.num_threads(),
+            "files": self._process.num_fds(),
+        }
 
     async def run(self) -> None:
         """Sample for ever."""
@@ -164,12 +170,14 @@ class Watcher:
             self.samples.append(self.sample())
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    def stability(self, warm: dict[str, float], after: dict[str, float]) -> tuple[dict[str, Any], list[str]]:
-        """Idle once it was warm beside idle after all, with what it held meanwhile; and what has grown."""
-        told = {"warm": warm, "after": after, "most": {}}
-        told["most"] = {name: max(one[name] for one in (*self.samples, after)) for name in warm}
-        bounds = {"mib": warm["mib"] * (1 + MOST_GROWTH), "threads": warm["threads"], "files": warm["files"]}
-        return told, [f"{name} grows: {told}" for name, most in bounds.items() if after[name] > most]
+    def stability(self, idle: list[dict[str, float]]) -> tuple[dict[str, Any], list[str]]:
+        """What was held after each stretch, idle, and at most; and what has grown in the last one."""
+        before, after = idle[-2:]
+        most = {name: max(one[name] for one in (*self.samples, *idle)) for name in after}
+        bounds = {name: before[name] * (1 + MOST_GROWTH) for name in ("mib", "children_mib")}
+        bounds |= {"threads": before["threads"] + MOST_THREADS, "files": before["files"]}
+        grown = [f"{name} grows: {idle}" for name, bound in bounds.items() if after[name] > bound]
+        return {"after_stretches": idle, "most": most}, grown
 
 
 async def measure(server: processes.ServerProcess, options: argparse.Namespace) -> dict[str, Any]:
@@ -178,15 +186,15 @@ async def measure(server: processes.ServerProcess, options: argparse.Namespace) 
     watcher = Watcher(server.facts)
     askers = [asks.Asker(options.seed + number) for number in range(options.clients)]
     start = time.monotonic()
-    await run_clients(server.port, soak, askers, options.seconds * WARM_UP)
-    soak.faults += await until_idle(server)
-    warm = watcher.sample()
     watch = asyncio.ensure_future(watcher.run())
-    await run_clients(server.port, soak, askers, options.seconds * (1 - WARM_UP))
+    idle = []
+    for share in STRETCHES:
+        await run_clients(server.port, soak, askers, options.seconds * share)
+        soak.faults += await until_idle(server)
+        idle.append(watcher.sample())
     watch.cancel()
-    soak.faults += await until_idle(server)
     seconds = time.monotonic() - start
-    process, grown = watcher.stability(warm, watcher.sample())
+    process, grown = watcher.stability(idle)
     print(dict(soak.counts), flush=True)
     replayed = await replay(server.port, soak, options.replay_seconds, options.seed)
     print(dict(replayed), flush=True)
