@@ -118,7 +118,7 @@ def test_an_interrupted_training_says_how_to_go_on(
 def test_a_folder_with_a_training_or_without_one_is_refused_before_anything_is_done(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("decodex.head_training.load_model", None)
+    monkeypatch.setattr("decodex.training_target.load_model", None)
     argv = ["train-head", "--method", "eagle3", "--data", "a", "--out", str(tmp_path)]
     assert main([*argv, "--resume"]) == 2
     (tmp_path / "checkpoint.pt").touch()
