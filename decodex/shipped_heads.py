@@ -20,9 +20,9 @@ METHOD = "eagle3"
 BEFORE = ("forced", "prediction", "suffix")  # what costs nothing is asked first
 
 
-def shipped_head(weights_digest: str, method: str = METHOD, folder: Path = HEADS) -> Path | None:
+def shipped_head(weights_digest: str, folder: Path = HEADS) -> Path | None:
     """The folder of the head for a model with these weights, or None."""
-    for path in sorted(folder.glob(f"*/{method}/config.json")):
+    for path in sorted(folder.glob(f"*/{METHOD}/config.json")):
         if read_json(path).get("target_weights_digest") == weights_digest:
             return path.parent
     return None
@@ -33,7 +33,7 @@ def with_speculation(config: EngineConfig, model: CausalLM, folder: Path = HEADS
     model without one no speculation unless a request asks for it."""
     if config.speculative_config != AUTO:
         return config
-    head = shipped_head(model.weights_digest, folder=folder)
+    head = shipped_head(model.weights_digest, folder)
     found = None if head is None else SpeculativeConfig(cascade=(*BEFORE, METHOD), model=str(head))
     _log.info("speculative_config=auto: %s", "no head comes with this model" if head is None else head.name)
     return dataclasses.replace(config, speculative_config=found)

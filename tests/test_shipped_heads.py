@@ -28,8 +28,7 @@ def test_the_head_of_these_weights_is_found(heads):
     assert config.speculative_config == SpeculativeConfig(
         cascade=["forced", "prediction", "suffix", "eagle3"], model=str(heads / "fake" / "eagle3")
     )
-    assert shipped_head("1" * 64, folder=heads) is None
-    assert shipped_head(FakeModel.weights_digest, "mtp", heads) is None
+    assert shipped_head("1" * 64, heads) is None
 
 
 @pytest.mark.parametrize("value", [None, False, True, {"method": "suffix"}])
