@@ -132,7 +132,7 @@ SPECULATION_OFF = """## 5. Where speculation is off
 A request then runs as any other. It is off
 
 - where the request says `speculative=False`, and, if it says nothing and brings no `prediction`, where the engine's
-  `speculative_config` is absent, or is auto and no head comes with the model; if the engine's is false, always;
+  `speculative_config` is None, or is auto and no head comes with the model; if the engine's is false, always;
 - where a logits processor, the request's or the engine's, does not declare `pure = True`: it sees each emitted row once
   and in order, and `metrics.speculation_off` names it (`logits_processors[0] does not declare pure = True`).
 """

@@ -14,7 +14,7 @@ from decodex.checks import Processors
 from decodex.definition import check_bool, check_int, check_number, definition, option, run_checks
 from decodex.errors import RequestError
 from decodex.kv_cache import LayerKV
-from decodex.speculative_config import METHODS, EngineSpeculation, read_config
+from decodex.speculative_config import AUTO, METHODS, EngineSpeculation, read_config
 
 __all__ = ["EngineConfig", "ResolvedConfig", "resolve"]
 
@@ -51,10 +51,10 @@ class EngineConfig:
     block_size: int = option(default=16, help="tokens in a KV block")
     enable_prefix_caching: bool = option(default=True, help="reuse the KV blocks of equal prompt beginnings")
     speculative_config: Any = option(
-        default=None,
+        default=AUTO,
         help="guess tokens ahead for requests that don't ask for something else: docs/speculation.md's fields as a "
-        "mapping (JSON on the command line); auto: by the head that comes with the model, if one does; false refuses "
-        "it to requests too",
+        "mapping (JSON on the command line); auto: by the head that comes with the model, if one does; null: only "
+        "where a request asks for it; false refuses it to requests too",
         metavar="JSON",
         check=EngineSpeculation(),
     )
@@ -100,7 +100,7 @@ class EngineConfig:
         given = {key: getattr(self, name) for name, key in SHORTHANDS.items() if getattr(self, name) is not None}
         if not given:
             return
-        if self.speculative_config is not None:
+        if self.speculative_config not in (None, AUTO):
             name = next(name for name in SHORTHANDS if getattr(self, name) is not None)
             raise RequestError(name, getattr(self, name), "to be absent beside speculative_config")
         object.__setattr__(self, "speculative_config", read_config("speculative_config", given))

@@ -1,6 +1,6 @@
 """Structured output: a Pydantic object, a choice and a regex in one batch, and a schema that is refused.
 
-    python examples/structured_output.py [model folder or Hugging Face id]
+python examples/structured_output.py [model folder or Hugging Face id]
 """
 
 from __future__ import annotations

@@ -31,6 +31,13 @@ def test_the_head_of_these_weights_is_found(heads):
     assert shipped_head("1" * 64, heads) is None
 
 
+def test_it_is_looked_for_without_a_word_about_it():
+    assert EngineConfig().speculative_config == AUTO
+    suffix = SpeculativeConfig(method="suffix")
+    assert EngineConfig(spec_method="suffix").speculative_config == suffix
+    assert EngineConfig(speculative_config=None, spec_method="suffix").speculative_config == suffix
+
+
 @pytest.mark.parametrize("value", [None, False, True, {"method": "suffix"}])
 def test_what_was_asked_for_stays(heads, value):
     config = EngineConfig(speculative_config=value)

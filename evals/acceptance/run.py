@@ -103,7 +103,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.llm = LLM(options.model, max_num_seqs=32)
+        self.llm = LLM(options.model, max_num_seqs=32, speculative_config=None)
         self.prompts: dict[str, list[list[int]]] = {group: [] for group in GROUPS}
         for line in (SHARED / "spec_bench" / "question.jsonl").read_text("utf-8").splitlines():
             question = json.loads(line)

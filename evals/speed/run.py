@@ -4,15 +4,18 @@
     .venv/bin/python evals/speed/run.py            # writes evals/results/speed.json
 
 Each engine is a process that stays loaded (worker.py); all but the one that computes are stopped by signal.
-In every round each case (batch x sampling) is run by every engine in turn, the order rotating. A peer is
-measured in 16-bit and 32-bit weights and compared in the faster; a variant that is more than SLOW_FACTOR times
-slower than its sibling in a case is not repeated there. A ratio is the median over rounds of the paired ratio.
+In every round each case (batch x sampling) is run by every engine in turn, the order rotating; a batch of 1 is
+`--singles` prompts one after the other. decodex runs plain, and with the draft head that comes with the model. A peer
+is measured in 16-bit and 32-bit weights and compared in the faster; a variant that is more than SLOW_FACTOR times
+slower than its sibling in a case is not repeated there. A ratio is the median over rounds of the paired ratio. The
+sampling "json" is greedy under JSON schemas, of decodex and OpenVINO; its answers end where they end.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import itertools
 import json
 import os
@@ -44,6 +47,8 @@ SAMPLINGS: dict[str, dict[str, float]] = {
         "seed": 7,
     },
 }
+JSON = "json"
+WITHOUT_JSON = ("vllm", "transformers", "llamacpp")
 SLOW_FACTOR = 3.0
 BUILT_IN_PROMPTS = [
     "What is a glacier and how does it move?",
@@ -170,6 +175,18 @@ def chat_prompts(model: str, count: int) -> tuple[list[list[int]], str]:
     return [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in chosen], source
 
 
+def json_prompts(model: str, count: int) -> list[tuple[list[int], dict[str, Any]]]:
+    """`count` prompts as token ids, each with its JSON schema: the first ones of Glaiveai2K."""
+    tokenizer = Tokenizer(resolve_model(model).path)
+    found = []
+    with gzip.open(ROOT.parent / "shared" / "data" / "jsonschemabench" / "Glaiveai2K.jsonl.gz", "rt") as lines:
+        for line in itertools.islice(lines, count):
+            schema = json.loads(line)["schema"]
+            text = f"Write an example of a JSON document that follows this JSON schema:\n{json.dumps(schema)[:500]}"
+            found.append((tokenizer.apply_chat_template([{"role": "user", "content": text}]), schema))
+    return found
+
+
 @dataclass(frozen=True)
 class Case:
     """One cell of the table."""
@@ -207,31 +224,53 @@ class Measurements:
         return statistics.median(a / b for a, b in pairs if a is not None and b is not None)
 
 
-def speed_of(worker: Worker, case: Case, prompts: list[list[int]], max_tokens: int) -> float | None:
-    """Tokens/s of one run of a case; None from a peer that failed, then or before (ours failing ends the run)."""
-    if worker.failure or (worker.engine == "llamacpp" and case.batch > 1):
-        return None
-    try:
-        reply = worker.ask(
-            op="run", prompts=prompts[: case.batch], sampling=SAMPLINGS[case.sampling], max_tokens=max_tokens
-        )
-    except RuntimeError as error:
-        if worker.engine == "decodex":
-            raise
-        worker.failure = str(error)
-        print(worker.failure, file=sys.stderr)
-        return None
-    expected = case.batch * max_tokens
-    assert reply["tokens"] == expected, f"{worker.name}: {reply['tokens']} tokens, expected {expected}"
-    return float(reply["tokens"] / reply["seconds"])
+@dataclass(frozen=True)
+class Prompts:
+    """What is asked: conversations, and documents with their schemas."""
+
+    chat: list[list[int]]
+    json: list[tuple[list[int], dict[str, Any]]]
+
+    def requests(self, case: Case, singles: int) -> list[dict[str, Any]]:
+        """The requests of a case to a worker: one, or for a batch of 1 several."""
+        count = singles if case.batch == 1 else case.batch
+        if case.sampling == JSON:
+            ids, schemas = zip(*self.json[:count])
+            parts = [slice(start, start + case.batch) for start in range(0, count, case.batch)]
+            return [{"prompts": ids[part], "schemas": schemas[part]} for part in parts]
+        starts = range(0, count, case.batch)
+        return [
+            {"prompts": self.chat[start : start + case.batch], "sampling": SAMPLINGS[case.sampling]} for start in starts
+        ]
 
 
-def measure(
-    workers: list[Worker], cases: list[Case], prompts: list[list[int]], options: argparse.Namespace
-) -> Measurements:
+def speed_of(worker: Worker, case: Case, requests: list[dict[str, Any]], max_tokens: int) -> float | None:
+    """Tokens/s of one run of a case; None from a peer that can't, or that failed, then or before (ours failing ends the
+    run)."""
+    cannot = worker.engine in WITHOUT_JSON if case.sampling == JSON else worker.engine == "llamacpp" and case.batch > 1
+    if worker.failure or cannot:
+        return None
+    tokens, seconds = 0, 0.0
+    for request in requests:
+        try:
+            reply = worker.ask(op="run", max_tokens=max_tokens, **request)
+        except RuntimeError as error:
+            if worker.engine == "decodex":
+                raise
+            worker.failure = str(error)
+            print(worker.failure, file=sys.stderr)
+            return None
+        expected = case.batch * max_tokens
+        if case.sampling != JSON:
+            assert reply["tokens"] == expected, f"{worker.name}: {reply['tokens']} tokens, expected {expected}"
+        tokens, seconds = tokens + reply["tokens"], seconds + reply["seconds"]
+    return tokens / seconds
+
+
+def measure(workers: list[Worker], cases: list[Case], prompts: Prompts, options: argparse.Namespace) -> Measurements:
     """Warm every worker up, then run the rounds."""
     for worker, case in itertools.product(workers, cases):
-        speed_of(worker, case, prompts, options.warm_up_tokens)
+        speed_of(worker, case, prompts.requests(case, singles=1), options.warm_up_tokens)
     result = Measurements()
     for number in range(options.rounds):
         for case in cases:
@@ -240,7 +279,8 @@ def measure(
             for worker in order:
                 time.sleep(options.pause)
                 is_run = worker.name not in slow
-                speed = speed_of(worker, case, prompts, options.max_tokens) if is_run else None
+                asked = prompts.requests(case, options.singles)
+                speed = speed_of(worker, case, asked, options.max_tokens) if is_run else None
                 result.add(case, worker, speed)
                 if speed is not None:
                     print(f"round {number} {case.name:>10} {worker.name:<24} {speed:8.1f} tokens/s", flush=True)
@@ -249,17 +289,14 @@ def measure(
 
 def report(workers: list[Worker], cases: list[Case], result: Measurements, absent: dict[str, str]) -> dict[str, Any]:
     """Ratios against each peer's faster variant, and everything measured."""
-    ours = next(worker for worker in workers if worker.engine == "decodex")
-    ratios: dict[str, dict[str, Any]] = {}
-    for engine in sorted({worker.engine for worker in workers} - {"decodex"}):
-        for case in cases:
-            variants = [w for w in workers if w.engine == engine and result.median(case, w) > 0]
-            if variants:
-                best = max(variants, key=lambda w: result.median(case, w))
-                ratio = round(result.ratio(case, ours, best), 2)
-                ratios.setdefault(engine, {})[case.name] = {"ratio": ratio, "against": best.variant}
+    plain, with_heads = (worker for worker in workers if worker.engine == "decodex")
+    peers = sorted({worker.engine for worker in workers} - {"decodex"})
     return {
-        "ratios": ratios,
+        "ratios": {engine: _ratios(plain, workers, engine, cases, result) for engine in peers},
+        "ratios_with_heads": {
+            "decodex, plain": {case.name: round(result.ratio(case, with_heads, plain), 2) for case in cases},
+            **{engine: _ratios(with_heads, workers, engine, cases, result) for engine in peers},
+        },
         "absent": absent,
         "failed": {worker.name: worker.failure for worker in workers if worker.failure},
         "tokens_per_second": {
@@ -271,12 +308,26 @@ def report(workers: list[Worker], cases: list[Case], result: Measurements, absen
     }
 
 
+def _ratios(
+    ours: Worker, workers: list[Worker], engine: str, cases: list[Case], result: Measurements
+) -> dict[str, dict[str, Any]]:
+    """By case, against the faster variant of a peer."""
+    found: dict[str, dict[str, Any]] = {}
+    for case in cases:
+        variants = [w for w in workers if w.engine == engine and result.median(case, w) > 0]
+        if variants:
+            best = max(variants, key=lambda w: result.median(case, w))
+            found[case.name] = {"ratio": round(result.ratio(case, ours, best), 2), "against": best.variant}
+    return found
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--engines", default="decodex,openvino,vllm,transformers", help="also: llamacpp (4-bit GGUF)")
     parser.add_argument("--batches", default="1,8,32")
-    parser.add_argument("--samplings", default="greedy,top_p", help="also: full (decodex and vllm)")
+    parser.add_argument("--samplings", default="greedy,top_p,json", help="also: full (decodex and vllm)")
+    parser.add_argument("--singles", type=int, default=12, help="prompts of a batch of 1, one after the other")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--warm-up-tokens", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
@@ -290,7 +341,7 @@ def arguments() -> argparse.Namespace:
 def start_workers(options: argparse.Namespace) -> tuple[list[Worker], dict[str, str]]:
     """Every engine in its precisions, and the reason for each that is absent."""
     precisions = {
-        "decodex": ("auto",),
+        "decodex": ("plain", "heads"),
         "openvino": ("float16", "float32"),
         "llamacpp": ("q4",),
     }
@@ -314,10 +365,13 @@ def start_workers(options: argparse.Namespace) -> tuple[list[Worker], dict[str, 
 def main() -> None:
     options = arguments()
     batches = [int(batch) for batch in options.batches.split(",")]
-    prompts, source = chat_prompts(options.model, max(batches))
+    count = max(*batches, options.singles)
+    chat, source = chat_prompts(options.model, count)
+    samplings = options.samplings.split(",")
+    prompts = Prompts(chat, json_prompts(options.model, count) if JSON in samplings else [])
     workers, absent = start_workers(options)
     try:
-        cases = [Case(batch, sampling) for sampling in options.samplings.split(",") for batch in batches]
+        cases = [Case(batch, sampling) for sampling in samplings for batch in batches]
         result = measure(workers, cases, prompts, options)
         facts = {
             "machine": machine_facts(),
@@ -325,10 +379,11 @@ def main() -> None:
             "settings": {
                 "model": options.model,
                 "prompts": source,
-                "prompt_tokens": [len(prompt) for prompt in prompts],
+                "prompt_tokens": [len(prompt) for prompt in chat],
+                "prompts_of_batch_1": options.singles,
                 "new_tokens": options.max_tokens,
                 "rounds": options.rounds,
-                "samplings": {name: SAMPLINGS[name] for name in options.samplings.split(",")},
+                "samplings": {name: SAMPLINGS.get(name, "greedy, first schemas of Glaiveai2K") for name in samplings},
                 "prefix_caching": False,
                 "compute": "float32 where the engine lets one choose; variants name the weights",
             },
@@ -339,7 +394,8 @@ def main() -> None:
             worker.stop()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps({"ratios": facts["ratios"], "absent": absent}, indent=2))
+    shown = {name: facts[name] for name in ("ratios", "ratios_with_heads")}
+    print(json.dumps({**shown, "absent": absent}, indent=2))
 
 
 if __name__ == "__main__":

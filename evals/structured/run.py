@@ -191,7 +191,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    llm = LLM(options.model, max_num_seqs=options.batch)
+    llm = LLM(options.model, max_num_seqs=options.batch, speculative_config=None)
     old = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     settings = {name: getattr(options, name) for name in ("model", "repeats", "batch", "max_tokens", "rounds")}
     facts = {

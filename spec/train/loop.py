@@ -233,8 +233,7 @@ def _losses(trainee: Trainee, batch: Batch, num_depths: int, recipe: Recipe) -> 
     losses = []
     for depth, each in enumerate(normed):
         span = slice(depth, depth + num_rows)
-        logits = (each @ head.T).float()
-        losses.append(depth_loss(logits, probs[:, span], batch.is_valid[:, span], recipe.overlap_loss))
+        losses.append(depth_loss(each, head, probs[:, span], batch.is_valid[:, span], recipe.overlap_loss))
     return losses
 
 

@@ -288,10 +288,10 @@ def test_numbers_that_are_not_finite_are_named_and_change_no_weight(
     for value in ("nan", "inf"):
         head, plain, num_calls = make_head("eagle3"), loop.depth_loss, 0
 
-        def broken(logits: Tensor, *rest: Any, value: str = value, plain: Any = plain) -> Tensor:
+        def broken(*arguments: Any, value: str = value, plain: Any = plain) -> Tensor:
             nonlocal num_calls
             num_calls += 1
-            loss: Tensor = plain(logits, *rest)
+            loss: Tensor = plain(*arguments)
             return loss * float(value) if num_calls == 3 else loss
 
         stopper = Stopper()
@@ -311,9 +311,9 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_no_weight(
     head, plain = make_head("eagle3"), loop.depth_loss
     before = {name: weight.clone() for name, weight in head.weights.items()}
 
-    def steep(logits: Tensor, probs: Tensor, is_valid: Tensor, share: float) -> Tensor:
+    def steep(*arguments: Any) -> Tensor:
         zero = head.weights["norm.weight"][0] * 0
-        return plain(logits, probs, is_valid, share) + zero.sqrt()
+        return plain(*arguments) + zero.sqrt()
 
     monkeypatch.setattr(loop, "depth_loss", steep)
     with pytest.raises(TrainingError, match="batch 0 of epoch 0: the gradient's norm became nan"):
@@ -334,7 +334,7 @@ def test_gradients_are_of_the_decayed_sum_and_clipped(decay: float, method: Meth
     total, losses = torch.zeros(()), []
     for depth, normed in enumerate(head.module.depths(weights, batch.token_ids, paired, batch.rows, 3)):
         span = slice(depth, depth + num_rows)
-        loss = depth_loss(normed @ head.output.T, probs[:, span], batch.is_valid[:, span], 0.3)
+        loss = depth_loss(normed, head.output, probs[:, span], batch.is_valid[:, span], 0.3)
         total, losses = total + decay**depth * loss, [*losses, float(loss.detach())]
     expected = torch.autograd.grad(total, list(weights.values()))
     assert loop._gradients(head.trainee(), batch, 3, recipe) == pytest.approx(losses, abs=1e-6)

@@ -58,9 +58,27 @@ def test_the_loss_is_a_mean_over_valid_rows(share: float) -> None:
         entropy = -sum(x * math.log(y) for x, y in zip(p, q))
         overlap = sum(min(x, y) for x, y in zip(p, q))
         losses.append((1 - share) * entropy - share * overlap)
-    found = float(depth_loss(logits, probs, is_valid, share))
+    found = float(depth_loss(logits, torch.eye(5), probs, is_valid, share))
     assert found == pytest.approx(sum(losses) / 5, rel=1e-5)
-    assert float(depth_loss(logits, probs, torch.zeros_like(is_valid), share)) == 0.0
+    assert float(depth_loss(logits, torch.eye(5), probs, torch.zeros_like(is_valid), share)) == 0.0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_loss_has_the_gradients_of_its_formula(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against differences of the formula in float64, over several blocks of rows."""
+    monkeypatch.setattr("decodex.spec.train.loss._BLOCK_ROWS", 3)
+    generator = torch.Generator().manual_seed(4)
+    normed = torch.randn(2, 4, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    output = torch.randn(7, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    probs = 0.8 * torch.randn(2, 4, 7, generator=generator, dtype=torch.float64).softmax(-1)
+    is_valid = torch.tensor([[True, True, False, True], [True, False, True, True]])
+
+    def loss(normed: Tensor, output: Tensor) -> Tensor:
+        return depth_loss(normed, output, probs, is_valid, share)
+
+    assert torch.autograd.gradcheck(loss, (normed, output))
+    frozen = loss(normed, output.detach())
+    assert torch.equal(*(torch.autograd.grad(each, normed)[0] for each in (frozen, loss(normed, output))))
 
 
 class Seer:
