@@ -3,15 +3,16 @@
     make soak                                     # writes evals/results/soak.json; 1 if anything is wrong
 
 While it runs: no error but those that a request was made for, streams come to their ends, constrained texts satisfy
-their schemas. Afterwards: nothing runs, the KV cache is empty, memory, threads and open files are where they were
-before the last stretch, and finished requests, sent again one at a time with the seeds that came back and not streamed,
-give the same bits. `--replay-seconds` bounds that part: 0 is all of them.
+their schemas. Afterwards: nothing runs, the KV cache is empty, and finished requests, sent again one at a time with the
+seeds that came back and not streamed, give the same bits. `--replay-seconds` bounds that part: 0 is all of them (half
+an hour). Memory, threads and open files grow neither in the last stretch of the clients nor while requests are sent again.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import pathlib
 import random
@@ -37,7 +38,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HANGS_AFTER = 600.0  # seconds without an end of a response
 SAMPLE_SECONDS = 1.0
 STRETCHES = (0.4, 0.3, 0.3)  # of the time; what is loaded late, caches of grammars and their like come in the first
-MOST_GROWTH = 0.05  # of memory, from the end of the second stretch to the end of the last
+MOST_GROWTH = 0.05  # of memory, in the last stretch, and in the replays
 MOST_THREADS = 8  # that pools may still start meanwhile; a thread a request would be thousands
 IDLE = ("decodex_num_requests_running", "decodex_num_requests_waiting", "decodex_kv_cache_usage_ratio")
 
@@ -171,13 +172,14 @@ class Watcher:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def stability(self, idle: list[dict[str, float]]) -> tuple[dict[str, Any], list[str]]:
-        """What was held after each stretch, idle, and at most; and what has grown in the last one."""
-        before, after = idle[-2:]
-        most = {name: max(one[name] for one in (*self.samples, *idle)) for name in after}
-        bounds = {name: before[name] * (1 + MOST_GROWTH) for name in ("mib", "children_mib")}
-        bounds |= {"threads": before["threads"] + MOST_THREADS, "files": before["files"]}
-        grown = [f"{name} grows: {idle}" for name, bound in bounds.items() if after[name] > bound]
-        return {"after_stretches": idle, "most": most}, grown
+        """What was held after each stretch and the replays, idle, and at most; and what has grown in the last two."""
+        most = {name: max(one[name] for one in (*self.samples, *idle)) for name in idle[0]}
+        grown = []
+        for before, after in itertools.pairwise(idle[-3:]):
+            bounds = {name: before[name] * (1 + MOST_GROWTH) for name in ("mib", "children_mib")}
+            bounds |= {"threads": before["threads"] + MOST_THREADS, "files": before["files"]}
+            grown += [f"{name} grows: {idle}" for name, bound in bounds.items() if after[name] > bound]
+        return {"after_stretches": idle[:-1], "after_replays": idle[-1], "most": most}, grown
 
 
 async def measure(server: processes.ServerProcess, options: argparse.Namespace) -> dict[str, Any]:
@@ -194,11 +196,11 @@ async def measure(server: processes.ServerProcess, options: argparse.Namespace) 
         idle.append(watcher.sample())
     watch.cancel()
     seconds = time.monotonic() - start
-    process, grown = watcher.stability(idle)
-    print(dict(soak.counts), flush=True)
+    print(dict(soak.counts), idle, flush=True)
     replayed = await replay(server.port, soak, options.replay_seconds, options.seed)
     print(dict(replayed), flush=True)
     soak.faults += await until_idle(server)
+    process, grown = watcher.stability([*idle, watcher.sample()])
     metrics = server.metrics()
     responses = {name: count for name, count in metrics.items() if name.startswith("decodex_http_responses_total")}
     return {
