@@ -51,6 +51,8 @@ PARAMETERS: Mapping[str, Draw] = {
             {"method": "suffix", "tree": {"num_children": 2, "max_nodes": 6}},
             {"cascade": ["forced", "suffix"], "control": False},
             {"method": "suffix", "verification": "rejection"},
+            {"method": "eagle3", "control": False},
+            {"method": "eagle3", "tree": {"num_children": 3, "max_nodes": 12}},
         ]
     ),
 }

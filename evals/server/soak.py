@@ -5,7 +5,7 @@
 While it runs: no error but those that a request was made for, streams come to their ends, constrained texts satisfy
 their schemas. Afterwards: nothing runs, the KV cache is empty, and finished requests, sent again one at a time with the
 seeds that came back and not streamed, give the same bits. `--replay-seconds` bounds that part: 0 is all of them (half
-an hour). Memory, threads and open files grow neither in the last stretch of the clients nor while requests are sent again.
+an hour). Memory, threads and open files grow neither in the last stretch of the clients nor in the replays.
 """
 
 from __future__ import annotations
