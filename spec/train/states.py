@@ -69,19 +69,13 @@ def capture(
     """Run the target over all spans, shard by shard, leaving out the shards that are there.
 
     `forward`: several spans -> what the target computed on each; `identity`: what must be equal for the states to be
-    usable (model, layers); TrainingError where the folder holds those of something else.
+    usable (model, layers); TrainingError where the folder holds those of something else. Spans may have been added at
+    the end since.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    mark = folder / "states.json"
-    wanted = json.dumps({**identity, "spans": len(spans), "tokens": checksum(spans)}, sort_keys=True)
-    if mark.exists() and mark.read_text("utf-8") != wanted:
-        raise TrainingError(f"{mark}: holds states of another model, other layers or other data; use another folder")
-    if not mark.exists():
-        partial = mark.with_suffix(".partial")
-        partial.write_text(wanted, encoding="utf-8")
-        partial.replace(mark)
+    _mark(folder, spans, identity)
     for number, start in enumerate(range(0, len(spans), RECORDS_PER_SHARD)):
-        path = folder / f"shard-{number:05d}.safetensors"
+        path = _shard(folder, number)
         part = spans[start : start + RECORDS_PER_SHARD]
         if not path.exists():
             found = forward(part)
@@ -100,6 +94,34 @@ def capture(
             partial.replace(path)
         progress(sum(len(span.token_ids) for span in part))
     return StateStore(folder, spans)
+
+
+def _mark(folder: Path, spans: Sequence[Span], identity: Mapping[str, object]) -> None:
+    """Write down what the folder is for; a last shard that has to grow goes. TrainingError where it is for another."""
+    path = folder / "states.json"
+
+    def content(count: int) -> str:
+        return json.dumps({**identity, "spans": count, "tokens": checksum(spans[:count])}, sort_keys=True)
+
+    wanted = content(len(spans))
+    if path.exists():
+        found = path.read_text("utf-8")
+        if found == wanted:
+            return
+        count = json.loads(found)["spans"]
+        if not count < len(spans) or found != content(count):
+            raise TrainingError(
+                f"{path}: holds states of another model, other layers or other data; use another folder"
+            )
+        if count % RECORDS_PER_SHARD:
+            _shard(folder, count // RECORDS_PER_SHARD).unlink(missing_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(wanted, encoding="utf-8")
+    partial.replace(path)
+
+
+def _shard(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.safetensors"
 
 
 def checksum(spans: Sequence[Span]) -> int:
@@ -122,7 +144,7 @@ class StateStore:
             for span in spans[first : first + RECORDS_PER_SHARD]:
                 self._starts.append(start)
                 start += len(span.token_ids)
-            self._files.append(_open(folder / f"shard-{number:05d}.safetensors", start))
+            self._files.append(_open(_shard(folder, number), start))
 
     def read(self, index: int) -> Captured:
         """The states of span `index`."""

@@ -109,6 +109,26 @@ def test_states_of_something_else_are_refused(other: str, tmp_path: Path) -> Non
     check(capture(SPANS, Target(0), tmp_path, IDENTITY))
 
 
+@pytest.mark.parametrize("count", [1, 4, 6, 10])
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_data_that_is_added_at_the_end_is_captured_beside_the_rest(
+    count: int, is_interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture(SPANS[:count], Target(), tmp_path, IDENTITY)
+
+    def stopped(self: Path, text: str, encoding: str) -> None:
+        raise KeyboardInterrupt
+
+    if is_interrupted:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "write_text", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                capture(SPANS, Target(), tmp_path, IDENTITY)
+    rest = Target()
+    check(capture(SPANS, rest, tmp_path, IDENTITY))
+    assert rest.asked == 11 - count // 3 * 3  # whole shards stay
+
+
 @pytest.mark.parametrize("damage", ["cut", "empty", "missing", "another's"])
 def test_a_damaged_shard_is_named(damage: str, tmp_path: Path) -> None:
     capture(SPANS, Target(), tmp_path, IDENTITY)
