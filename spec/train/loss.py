@@ -31,8 +31,9 @@ def depth_loss(normed: Tensor, output: Tensor, probs: Tensor, is_valid: Tensor, 
     in neither.
     """
     rows = is_valid.flatten().nonzero().flatten()
-    normed, probs = normed.flatten(0, 1)[rows], probs.flatten(0, 1)[rows]
-    loss: Tensor = _OutputLoss.apply(normed, output, probs, overlap_share)  # type: ignore[no-untyped-call]
+    normed = normed.flatten(0, 1).index_select(0, rows)
+    flat = probs.flatten(0, 1)
+    loss: Tensor = _OutputLoss.apply(normed, output, flat, rows, overlap_share)  # type: ignore[no-untyped-call]
     return loss / max(len(rows), 1)
 
 
@@ -41,15 +42,15 @@ class _OutputLoss(torch.autograd.Function):
     [N, V_d] become their own gradient. As a graph of single operations this took two thirds of a step on a CPU."""
 
     @staticmethod
-    def forward(ctx: Any, normed: Tensor, output: Tensor, probs: Tensor, overlap_share: float) -> Tensor:
+    def forward(ctx: Any, normed: Tensor, output: Tensor, probs: Tensor, rows: Tensor, overlap_share: float) -> Tensor:
         device = normed.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else output.dtype
         loss = probs.new_zeros(())
         with torch.autocast(device, enabled=False):
             inputs = normed.to(dtype), output.to(dtype)
             logits = inputs[0] @ inputs[1].T
-            for block, p in zip(torch.split(logits, _BLOCK_ROWS), torch.split(probs, _BLOCK_ROWS), strict=True):
-                of_block, gradient = _row_losses(block.to(p.dtype), p, overlap_share)
+            for block, places in zip(torch.split(logits, _BLOCK_ROWS), torch.split(rows, _BLOCK_ROWS), strict=True):
+                of_block, gradient = _row_losses(block.to(probs.dtype), probs.index_select(0, places), overlap_share)
                 loss += of_block
                 block.copy_(gradient)
         ctx.save_for_backward(logits, *inputs)
@@ -57,11 +58,11 @@ class _OutputLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         gradient, normed, output = ctx.saved_tensors
         of_normed = (gradient @ output).to(ctx.dtypes[0]) * scale
         of_output = (gradient.T @ normed).to(ctx.dtypes[1]) * scale if ctx.needs_input_grad[1] else None
-        return of_normed, of_output, None, None
+        return of_normed, of_output, None, None, None
 
 
 def _row_losses(logits: Tensor, p: Tensor, overlap_share: float) -> tuple[Tensor, Tensor]:
