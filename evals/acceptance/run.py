@@ -5,7 +5,8 @@
 groups: tokens per target step, acceptance by depth and speed against plain decoding for each task group of Spec-Bench
 and each proposer, greedy, one request at a time. json: the first schemas of Glaiveai2K, with and without the cascade of
 forced and suffix. prediction: the plain output with one word changed in every fifth line is given as the prediction.
-trained: tokens per target step of the shipped heads. identity, heads: with all kinds of parameters, with and without a
+trained: tokens per target step of the heads that come with the model. costs: what a draft step of the EAGLE-3 head
+costs. gains: speed with what is on by default. identity, heads: with all kinds of parameters, with and without a
 schema, the answers are those of plain decoding.
 hurts: tokens/s with control on against plain for each group and so many requests at a time, with the lower bound of a
 paired bootstrap.
@@ -18,35 +19,37 @@ from __future__ import annotations
 
 import argparse
 import collections
-import gzip
-import itertools
 import json
 import pathlib
 import random
 import re
-import statistics
 import tempfile
-import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from decodex import LLM, EngineConfig, RequestOutput, SamplingParams
+from decodex import LLM, SamplingParams
 from decodex.cli.machine import machine_facts, version_facts
-from decodex.cost_profile import step_costs
-from decodex.engine import Engine
 from decodex.models.source import resolve_model
-from decodex.request import Request
 
 if TYPE_CHECKING:
     from evals.acceptance import random_heads
+    from evals.acceptance.bench import (
+        GROUPS,
+        ROOT,
+        Bench,
+        Tally,
+        by_turns,
+        engines_of,
+        json_requests,
+        kept_pace,
+        tokens_of,
+    )
+    from evals.acceptance.trained import costs, gains, trained
 else:  # this folder is on the path of a script; the root must not be
     import random_heads
+    from bench import GROUPS, ROOT, Bench, Tally, by_turns, engines_of, json_requests, kept_pace, tokens_of
+    from trained import costs, gains, trained
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "evals" / "results" / "acceptance.json"
-SHARED = ROOT.parent / "shared" / "data"
-GROUPS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 METHODS: dict[str, Any] = {
     "ngram": {"method": "ngram"},
     "suffix": {"method": "suffix"},
@@ -74,129 +77,8 @@ SCHEMA = {
     "required": ["summary", "topics", "kind"],
     "additionalProperties": False,
 }
-MAX_PROMPT = 1500  # tokens of a question: longer documents are cut
-NUM_RESAMPLES = 2000
 TEMPERATURES = (0.0, 0.7, 1.2)
-TRAINED: dict[str, tuple[float, dict[str, Any]]] = {
-    "eagle3, chain of 4": (0.0, {"method": "eagle3", "num_speculative_tokens": 4, "control": False}),
-    "eagle3, tree": (
-        0.0,
-        {
-            "method": "eagle3",
-            "num_speculative_tokens": 5,
-            "control": False,
-            "tree": {"num_children": 4, "num_expanded": 4, "max_nodes": 24},
-        },
-    ),
-    "eagle3, chain of 4, T = 1": (1.0, {"method": "eagle3", "num_speculative_tokens": 4, "control": False}),
-    "mtp, chain of 4": (0.0, {"method": "mtp", "num_speculative_tokens": 4, "control": False}),
-}
 TREES = (None, [3, 1, 1], {"num_children": 3, "num_expanded": 2, "max_nodes": 6})
-
-
-def group_of(category: str) -> str:
-    return category if category in GROUPS else "mt_bench"
-
-
-class Bench:
-    """The model and the questions as prompts."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.llm = LLM(options.model, max_num_seqs=32, speculative_config=None)
-        self.prompts: dict[str, list[list[int]]] = {group: [] for group in GROUPS}
-        for line in (SHARED / "spec_bench" / "question.jsonl").read_text("utf-8").splitlines():
-            question = json.loads(line)
-            tokens = self.chat(question["turns"][0])
-            self.prompts[group_of(question["category"])].append(tokens[:8] + tokens[8:][-MAX_PROMPT:])
-
-    def chat(self, text: str) -> list[int]:
-        return self.llm.tokenizer.apply_chat_template([{"role": "user", "content": text}])
-
-    def run(self, prompts: list[list[int]], **params: Any) -> tuple[list[RequestOutput], float]:
-        """Outputs and the seconds that they took."""
-        start = time.perf_counter()
-        outputs = self.llm.generate(prompts, SamplingParams(**{"seed": 1, **params}), use_tqdm=False)
-        return outputs, time.perf_counter() - start
-
-
-def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [choice.token_ids for output in outputs for choice in output.outputs]
-
-
-class Tally:
-    """What requests under one method came to."""
-
-    def __init__(self) -> None:
-        self.seconds = self.plain_seconds = 0.0
-        self.steps = self.tokens = self.drafted = self.accepted = 0
-        self.drafted_at: collections.Counter[int] = collections.Counter()
-        self.accepted_at: collections.Counter[int] = collections.Counter()
-        self.by_proposer: dict[str, list[int]] = {}
-
-    def add(self, outputs: list[RequestOutput], seconds: float, plain_seconds: float) -> None:
-        self.seconds += seconds
-        self.plain_seconds += plain_seconds
-        for output in outputs:
-            metrics = output.metrics.speculation
-            assert metrics is not None
-            self.steps += metrics.num_steps
-            self.tokens += metrics.num_tokens
-            self.drafted += metrics.num_drafted
-            self.accepted += metrics.num_accepted
-            self.drafted_at.update(dict(enumerate(metrics.drafted_at)))
-            self.accepted_at.update(dict(enumerate(metrics.accepted_at)))
-            for name, counts in metrics.by_proposer.items():
-                known = self.by_proposer.setdefault(name, [0, 0])
-                known[0] += counts[0]
-                known[1] += counts[1]
-
-    def report(self) -> dict[str, Any]:
-        depths = [depth for depth in sorted(self.drafted_at) if self.drafted_at[depth]][:8]
-        return {
-            "tokens_per_step": round(self.tokens / self.steps, 3),
-            "speed": round(self.plain_seconds / self.seconds, 3),
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "acceptance_by_depth": [round(self.accepted_at[d] / self.drafted_at[d], 3) for d in depths],
-            "by_proposer": self.by_proposer,
-        }
-
-
-def engines_of(bench: Bench, configs: dict[str, Any]) -> dict[str, Engine]:
-    """Engines over one model, each with its speculative_config."""
-    source = bench.llm.engine
-    costs = step_costs(source.model, source.fingerprint, torch.device("cpu"))
-    engines = {}
-    for name, value in configs.items():
-        config = EngineConfig(model=bench.options.model, max_num_seqs=32, speculative_config=value)
-        engines[name] = Engine(config, source.model, source.tokenizer)
-        if value is not False:
-            engines[name].speculation.begin_control(costs)
-    return engines
-
-
-def by_turns(
-    engines: dict[str, Engine], prompts: list[list[int]], params: SamplingParams
-) -> dict[str, tuple[list[RequestOutput], float]]:
-    """The same requests in each engine, with seconds; the engines step by turns: what slows one slows the others."""
-    requests = {
-        name: [engine.admission.admit(prompt, params) for prompt in prompts] for name, engine in engines.items()
-    }
-    for name, engine in engines.items():
-        for request in requests[name]:
-            engine.add(request)
-    seconds = dict.fromkeys(engines, 0.0)
-    while any(engine.has_work for engine in engines.values()):
-        for name, engine in engines.items():
-            if engine.has_work:
-                start = time.perf_counter()
-                engine.step()
-                seconds[name] += time.perf_counter() - start
-    return {
-        name: ([engine.output_of(request) for request in requests[name]], seconds[name])
-        for name, engine in engines.items()
-    }
 
 
 def groups(bench: Bench) -> dict[str, Any]:
@@ -226,12 +108,7 @@ def json_schemas(bench: Bench) -> dict[str, Any]:
     """JSON requests over real schemas at T = 0, plain and with the cascade, by turns."""
     tally = Tally()
     num_refused = 0
-    with gzip.open(SHARED / "jsonschemabench" / "Glaiveai2K.jsonl.gz", "rt", encoding="utf-8") as lines:
-        records = [json.loads(line) for line, _ in zip(lines, range(bench.options.schemas))]
-    for number, record in enumerate(records):
-        shown = json.dumps(record["schema"])[:500]
-        prompt = bench.chat(f"Write an example of a JSON document that follows this JSON schema:\n{shown}")
-        params = {"max_tokens": 128, "temperature": 0.0, "structured_outputs": {"json": record["schema"]}}
+    for number, (prompt, params) in enumerate(json_requests(bench, bench.options.schemas, 128)):
         try:
             bench.run([prompt], **{**params, "max_tokens": 1})
         except ValueError as error:
@@ -245,7 +122,7 @@ def json_schemas(bench: Bench) -> dict[str, Any]:
         found = dict(runs)
         assert tokens_of(found[True][0]) == tokens_of(found[False][0])
         tally.add(found[True][0], found[True][1], found[False][1])
-    report = {"schemas": len(records), "refused": num_refused, **tally.report()}
+    report = {"schemas": bench.options.schemas, "refused": num_refused, **tally.report()}
     print("json", report, flush=True)
     return report
 
@@ -352,103 +229,16 @@ def heads(bench: Bench) -> dict[str, Any]:
     return {"prompts": len(prompts), "compared": num_compared, "accepted": num_accepted, "differing": differing}
 
 
-def trained(bench: Bench) -> dict[str, Any]:
-    """The shipped heads on whole groups, uncontrolled: tokens per target step by group, with the outputs of plain
-    decoding as the check."""
-    result: dict[str, Any] = {}
-    prompts = {group: bench.prompts[group][: bench.options.trained_questions] for group in GROUPS}
-    flat = [prompt for group in GROUPS for prompt in prompts[group]]
-    plain = {t: bench.run(flat, max_tokens=bench.options.trained_tokens, temperature=t)[0] for t in (0.0, 1.0)}
-    for name, (temperature, config) in TRAINED.items():
-        head = ROOT / "spec" / "heads" / bench.options.model / config["method"]
-        if not head.is_dir():
-            print(f"{name}: no head in {head}", flush=True)
-            continue
-        llm = LLM(bench.options.model, max_num_seqs=32, speculative_config={"model": str(head), **config})
-        params = SamplingParams(max_tokens=bench.options.trained_tokens, temperature=temperature, seed=1)
-        outputs = llm.generate(flat, params, use_tqdm=False)
-        assert tokens_of(outputs) == tokens_of(plain[temperature]), name
-        start, whole, tables = 0, Tally(), {}
-        for group in GROUPS:
-            tally = Tally()
-            part = outputs[start : start + len(prompts[group])]
-            start += len(part)
-            tally.add(part, 1.0, 1.0)
-            whole.add(part, 1.0, 1.0)
-            tables[group] = tally.report()
-        result[name] = {"all": whole.report(), **tables}
-        for table in result[name].values():
-            del table["speed"]
-        rates = {group: table["tokens_per_step"] for group, table in result[name].items()}
-        print(name, rates, result[name]["all"]["acceptance_by_depth"], flush=True)
-    return result
-
-
-def lower_bound(ratios: list[float]) -> float:
-    """5 % quantile of the mean of resampled paired ratios."""
-    rng = random.Random(1)
-    means = sorted(statistics.mean(rng.choices(ratios, k=len(ratios))) for _ in range(NUM_RESAMPLES))
-    return round(means[NUM_RESAMPLES // 20], 3)
-
-
 def hurts(bench: Bench) -> dict[str, Any]:
-    """Does the default speculation ever cost speed, with so many requests always running?"""
+    """Does the default cascade ever cost speed, with so many requests always running?"""
     engines = engines_of(bench, {"plain": False, "on": True})
     result: dict[str, Any] = {}
     for group in GROUPS:
         prompts = [p[:8] + p[8:][-400:] for p in bench.prompts[group][:40]]
-        by_turns(engines, prompts, SamplingParams(max_tokens=1, seed=1))  # the prompts' blocks are cached
-        for batch in (1, 4, 8, 16, 32):
-            ratios = []
-            for number in range(bench.options.rounds + 1):
-                order = dict(sorted(engines.items(), reverse=number % 2 == 1))
-                speeds = kept_busy(order, prompts[number:] + prompts[:number], batch, bench.options)
-                if number:  # control begins with what the round before taught it
-                    ratios.append(speeds["on"] / speeds["plain"])
-            result[f"{group}, batch {batch}"] = {
-                "lower_bound": lower_bound(ratios),
-                "median": round(statistics.median(ratios), 3),
-                "ratios": [round(ratio, 3) for ratio in ratios],
-            }
-            print(group, batch, result[f"{group}, batch {batch}"], flush=True)
+        for batch, found in kept_pace(engines, prompts, (1, 4, 8, 16, 32), bench.options).items():
+            result[f"{group}, batch {batch}"] = found
+            print(group, batch, found, flush=True)
     return result
-
-
-def kept_busy(
-    engines: dict[str, Engine], prompts: list[list[int]], batch: int, options: argparse.Namespace
-) -> dict[str, float]:
-    """Tokens per second of each engine over so many steps with `batch` requests in flight: an ended one is followed by
-    the next. In a batch that is left to run out, the slowest request alone decides, however many tokens are guessed.
-    """
-    seconds, tokens = dict.fromkeys(engines, 0.0), dict.fromkeys(engines, 0)
-    order = {name: itertools.count() for name in engines}
-    flying: dict[str, list[Request]] = {name: [] for name in engines}
-    for step in range(-2, options.hurt_steps):  # two steps to begin with
-        for name, engine in engines.items():
-            for request in [request for request in flying[name] if request.is_finished]:
-                flying[name].remove(request)
-                tokens[name] += num_tokens_of(request)
-            while len(flying[name]) < batch:
-                number = next(order[name])
-                # the first ones are at all stages of their answers
-                size = options.hurt_tokens * (number + 1) // batch if number < batch else options.hurt_tokens
-                params = SamplingParams(max_tokens=size + 2, temperature=0.0, ignore_eos=True, seed=1)
-                flying[name].append(engine.admission.admit(prompts[number % len(prompts)], params))
-                engine.add(flying[name][-1])
-            if step == 0:
-                tokens[name] = -sum(map(num_tokens_of, flying[name]))
-            start = time.perf_counter()
-            engine.step()
-            seconds[name] += time.perf_counter() - start if step >= 0 else 0.0
-    for name, engine in engines.items():
-        tokens[name] += sum(map(num_tokens_of, flying[name]))
-        for request in flying[name]:
-            engine.abort(request.request_id)
-    return {name: tokens[name] / seconds[name] for name in engines}
-
-
-def num_tokens_of(request: Request) -> int:
-    return sum(len(seq.completion.token_ids) for seq in request.sequences)
 
 
 def plot(results: dict[str, Any], path: pathlib.Path) -> None:
@@ -484,6 +274,8 @@ PARTS = {
     "identity": identity,
     "heads": heads,
     "trained": trained,
+    "costs": costs,
+    "gains": gains,
     "hurts": hurts,
 }
 
@@ -499,6 +291,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--head-prompts", type=int, default=64, help="of the part `heads`")
     parser.add_argument("--trained-questions", type=int, default=80, help="of each group, of the part `trained`")
     parser.add_argument("--trained-tokens", type=int, default=256)
+    parser.add_argument("--gain-requests", type=int, default=24, help="of the part `gains`")
     parser.add_argument("--identity-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--hurt-tokens", type=int, default=64)
