@@ -37,6 +37,7 @@ else:  # this folder is on the path of a script; the root must not be
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HANGS_AFTER = 600.0  # seconds without an end of a response
 SAMPLE_SECONDS = 1.0
+LOOKS = 3
 STRETCHES = (0.4, 0.3, 0.3)  # of the time; what is loaded late, caches of grammars and their like come in the first
 MOST_GROWTH = 0.05  # of memory, in the last stretch, and in the replays
 MOST_THREADS = 8  # that pools may still start meanwhile; a thread a request would be thousands
@@ -165,6 +166,14 @@ class Watcher:
             "files": self._process.num_fds(),
         }
 
+    async def settled(self) -> dict[str, float]:
+        """The same once connections that are just being closed are gone: the fewest files of some looks."""
+        looks = [self.sample()]
+        for _ in range(LOOKS):
+            await asyncio.sleep(SAMPLE_SECONDS)
+            looks.append(self.sample())
+        return {**looks[-1], "files": min(look["files"] for look in looks)}
+
     async def run(self) -> None:
         """Sample for ever."""
         while True:
@@ -193,14 +202,14 @@ async def measure(server: processes.ServerProcess, options: argparse.Namespace) 
     for share in STRETCHES:
         await run_clients(server.port, soak, askers, options.seconds * share)
         soak.faults += await until_idle(server)
-        idle.append(watcher.sample())
+        idle.append(await watcher.settled())
     watch.cancel()
     seconds = time.monotonic() - start
     print(dict(soak.counts), idle, flush=True)
     replayed = await replay(server.port, soak, options.replay_seconds, options.seed)
     print(dict(replayed), flush=True)
     soak.faults += await until_idle(server)
-    process, grown = watcher.stability([*idle, watcher.sample()])
+    process, grown = watcher.stability([*idle, await watcher.settled()])
     metrics = server.metrics()
     responses = {name: count for name, count in metrics.items() if name.startswith("decodex_http_responses_total")}
     return {
