@@ -44,7 +44,12 @@ def trained(bench: Bench) -> dict[str, Any]:
         if not head.is_dir():
             print(f"{name}: no head in {head}", flush=True)
             continue
-        llm = LLM(bench.options.model, max_num_seqs=32, speculative_config={"model": str(head), **config})
+        llm = LLM(
+            bench.options.model,
+            max_num_seqs=16,
+            max_num_batched_tokens=1024,  # whole trees for all of them
+            speculative_config={"model": str(head), **config},
+        )
         params = SamplingParams(max_tokens=bench.options.trained_tokens, temperature=temperature, seed=1)
         outputs = llm.generate(flat, params, use_tqdm=False)
         assert tokens_of(outputs) == tokens_of(plain[temperature]), name
