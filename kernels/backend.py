@@ -56,7 +56,7 @@ def gpu_body(name: str, tensor: Tensor) -> Any:
 
 
 def isa() -> str:
-    """The instruction set in use: "avx2", "avx512", "neon", or "reference" without the library."""
+    """The instruction set in use: "avx2", "avx512", "amx", "neon", or "reference" without the library."""
     return "reference" if library is None else str(library.isa)
 
 

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
         kept_pace,
         tokens_of,
     )
-    from evals.acceptance.trained import costs, gains, trained
+    from evals.acceptance.trained import TRAINED, costs, gains, trained
 else:  # this folder is on the path of a script; the root must not be
     import random_heads
     from bench import GROUPS, ROOT, Bench, Tally, by_turns, engines_of, json_requests, kept_pace, tokens_of
-    from trained import costs, gains, trained
+    from trained import TRAINED, costs, gains, trained
 
 RESULTS = ROOT / "evals" / "results" / "acceptance.json"
 METHODS: dict[str, Any] = {
@@ -291,6 +291,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--head-prompts", type=int, default=64, help="of the part `heads`")
     parser.add_argument("--trained-questions", type=int, default=80, help="of each group, of the part `trained`")
     parser.add_argument("--trained-tokens", type=int, default=256)
+    parser.add_argument("--trained-heads", default=";".join(TRAINED), help="of the part `trained`, by semicolons")
     parser.add_argument("--gain-requests", type=int, default=24, help="of the part `gains`")
     parser.add_argument("--identity-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=7)
@@ -306,7 +307,8 @@ def main() -> None:
     results = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     results |= {"machine": machine_facts(), "versions": version_facts("decodex", "torch")}
     for name in options.parts.split(","):
-        results[name] = PARTS[name](bench)
+        found = PARTS[name](bench)
+        results[name] = {**results.get(name, {}), **found} if name == "trained" else found  # its heads run one by one
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if "groups" in options.parts:
         plot(results["groups"], options.out.with_suffix(".png"))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:  # this folder is on the path of a script; the root must not be
     from bench import GROUPS, ROOT, Bench, Tally, by_turns, json_requests, kept_pace, tokens_of
 
-__all__ = ["costs", "gains", "trained"]
+__all__ = ["TRAINED", "costs", "gains", "trained"]
 
 CHAIN: dict[str, Any] = {"num_speculative_tokens": 4, "control": False}
 TREES: dict[str, Any] = {
@@ -38,8 +38,10 @@ def trained(bench: Bench) -> dict[str, Any]:
     result: dict[str, Any] = {}
     prompts = {group: bench.prompts[group][: bench.options.trained_questions] for group in GROUPS}
     flat = [prompt for group in GROUPS for prompt in prompts[group]]
-    plain = {t: bench.run(flat, max_tokens=bench.options.trained_tokens, temperature=t)[0] for t in (0.0, 1.0)}
-    for name, (temperature, config) in TRAINED.items():
+    chosen = {name: TRAINED[name] for name in bench.options.trained_heads.split(";")}
+    temperatures = {temperature for temperature, _ in chosen.values()}
+    plain = {t: bench.run(flat, max_tokens=bench.options.trained_tokens, temperature=t)[0] for t in temperatures}
+    for name, (temperature, config) in chosen.items():
         head = ROOT / "spec" / "heads" / bench.options.model / config["method"]
         if not head.is_dir():
             print(f"{name}: no head in {head}", flush=True)

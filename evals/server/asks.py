@@ -51,8 +51,6 @@ PARAMETERS: Mapping[str, Draw] = {
             {"method": "suffix", "tree": {"num_children": 2, "max_nodes": 6}},
             {"cascade": ["forced", "suffix"], "control": False},
             {"method": "suffix", "verification": "rejection"},
-            {"method": "eagle3", "control": False},
-            {"method": "eagle3", "tree": {"num_children": 3, "max_nodes": 12}},
         ]
     ),
 }
@@ -78,6 +76,7 @@ MISTAKES: tuple[Mapping[str, Any], ...] = (
     {"model": "another"},
     {"seed": 2**70},
 )
+WITH_HEAD = ({"method": "eagle3", "control": False}, {"method": "eagle3", "tree": {"num_children": 3, "max_nodes": 12}})
 NUM_SCHEMAS = 200  # few enough that the cache of compiled grammars is full once the server is warm
 OPTIONAL = 0.15  # how often each parameter is there
 
@@ -95,12 +94,13 @@ class Ask:
 
 
 class Asker:
-    """Draws requests."""
+    """Draws requests. `has_head`: of a model that comes with an EAGLE-3 head."""
 
-    def __init__(self, seed: int, max_tokens: int = 48, tools: bool = True) -> None:
+    def __init__(self, seed: int, max_tokens: int = 48, tools: bool = True, has_head: bool = False) -> None:
         self._rng = random.Random(seed)
         self._max_tokens = max_tokens
         self._has_tools = tools
+        self._has_head = has_head
 
     def draw(self) -> Ask:
         """The next one."""
@@ -113,6 +113,8 @@ class Asker:
         for name, draw in {**PARAMETERS, **(FREE_PARAMETERS if is_free else {})}.items():
             if rng.random() < OPTIONAL:
                 body[name] = draw(rng)
+        if self._has_head and "speculative" in body and rng.random() < 0.25:
+            body["speculative"] = rng.choice(WITH_HEAD)
         self._fit(path, body)
         if rng.random() < 0.08:
             return Ask(path, {**body, **rng.choice(MISTAKES)}, is_mistake=True)

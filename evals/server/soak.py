@@ -195,7 +195,8 @@ async def measure(server: processes.ServerProcess, options: argparse.Namespace) 
     """The whole soak."""
     soak = Soak()
     watcher = Watcher(server.facts)
-    askers = [asks.Asker(options.seed + number) for number in range(options.clients)]
+    has_head = (ROOT / "spec" / "heads" / options.model / "eagle3").is_dir()
+    askers = [asks.Asker(options.seed + number, has_head=has_head) for number in range(options.clients)]
     start = time.monotonic()
     watch = asyncio.ensure_future(watcher.run())
     idle = []

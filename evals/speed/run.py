@@ -291,11 +291,16 @@ def report(workers: list[Worker], cases: list[Case], result: Measurements, absen
     """Ratios against each peer's faster variant, and everything measured."""
     plain, with_heads = (worker for worker in workers if worker.engine == "decodex")
     peers = sorted({worker.engine for worker in workers} - {"decodex"})
+
+    def against_peers(ours: Worker) -> dict[str, dict[str, Any]]:
+        found = {engine: _ratios(ours, workers, engine, cases, result) for engine in peers}
+        return {engine: ratios for engine, ratios in found.items() if ratios}
+
     return {
-        "ratios": {engine: _ratios(plain, workers, engine, cases, result) for engine in peers},
+        "ratios": against_peers(plain),
         "ratios_with_heads": {
             "decodex, plain": {case.name: round(result.ratio(case, with_heads, plain), 2) for case in cases},
-            **{engine: _ratios(with_heads, workers, engine, cases, result) for engine in peers},
+            **against_peers(with_heads),
         },
         "absent": absent,
         "failed": {worker.name: worker.failure for worker in workers if worker.failure},

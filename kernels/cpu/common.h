@@ -3,6 +3,7 @@
 //                integers as int64_t or int, reals as float or double. A function returns an int64_t status (0 = fine).
 //   x.inc        the bodies of an op, plain functions `int64_t name(parameters)`, written against simd.h.
 //   bodies.inc   the list of .inc files; avx2.cpp, avx512.cpp and neon.cpp compile it, each in a namespace of its own.
+//                On AMX the ops are those of avx512 but for products of bf16 weights: has_tiles says so.
 //   module.cpp   the Python method table of each instruction set; the best one the CPU supports is picked at import.
 // To add an op: write x.inc, add one line to bodies.inc and one to ops.def. The GIL is released around every call.
 // Rules: standard headers only here (never inside .inc: they would be compiled for the wrong CPU); no std templates
@@ -29,6 +30,14 @@
 #define DX_ARM 1
 #endif
 
+// AMX: from GCC 11 and Clang 12 on; whether this machine has it is asked at import.
+#if defined(DX_X86) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#define DX_TILES 1
+#define DX_TILE_TARGETS ",amx-tile,amx-bf16"
+#else
+#define DX_TILE_TARGETS ""
+#endif
+
 #define DX_INLINE static inline __attribute__((always_inline))
 
 #define OP(name, params) int64_t name params;
@@ -38,6 +47,7 @@ namespace dx_avx2 {
 }
 namespace dx_avx512 {
 #include "ops.def"
+extern bool has_tiles;  // products of bf16 weights run on AMX tiles
 }
 #endif
 #ifdef DX_ARM

@@ -4,6 +4,11 @@
 #include <Python.h>
 
 #include "common.h"
+#ifdef DX_TILES
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -75,15 +80,31 @@ PyMethodDef neon_methods[] = {
 #endif
 #undef OP
 
-// DECODEX_CPU_ISA=avx2 pins the narrower set on an AVX-512 machine (to compare or to replay elsewhere).
+// Whether the processor has tiles for bf16, and Linux lets this process use them.
+bool allow_tiles() {
+#ifdef DX_TILES
+  constexpr unsigned BF16_TILES = 1u << 22 | 1u << 24;
+  constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & BF16_TILES) == BF16_TILES &&
+         syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
+#else
+  return false;
+#endif
+}
+
+// DECODEX_CPU_ISA=avx2 or avx512 pins a narrower set (to compare or to replay elsewhere).
 PyMethodDef *pick(const char **isa) {
 #ifdef DX_X86
-  const char *pinned = getenv("DECODEX_CPU_ISA");
+  const char *set = getenv("DECODEX_CPU_ISA"), *pinned = set ? set : "";
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx512 && !(pinned && strcmp(pinned, "avx2") == 0)) return *isa = "avx512", avx512_methods;
+  if (avx512 && strcmp(pinned, "avx2") != 0) {
+    dx_avx512::has_tiles = strcmp(pinned, "avx512") != 0 && allow_tiles();
+    return *isa = dx_avx512::has_tiles ? "amx" : "avx512", avx512_methods;
+  }
   if (avx2) return *isa = "avx2", avx2_methods;
 #endif
 #ifdef DX_ARM

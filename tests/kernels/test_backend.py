@@ -35,10 +35,42 @@ def test_environment_switches_the_library_off_with_one_line():
     assert run.stderr.count("CPU kernels are off") == 1
 
 
+PRODUCTS = """
+import torch
+from decodex.kernels import backend
+from decodex.kernels.linear import pack_linear
+
+generator = torch.Generator().manual_seed(0)
+for num_columns, size in ((70, 64), (33, 96), (64, 50)):
+    weight = torch.randn(num_columns, size, generator=generator).bfloat16()
+    x = torch.randn(40, size, generator=generator) * torch.exp2(torch.randint(-8, 8, (40, size), generator=generator))
+    linear, expected = pack_linear(weight), x.double() @ weight.double().T
+    found = linear(x)
+    assert torch.all((found - expected).abs() <= 1e-6 * (x.double().abs() @ weight.double().abs().T))
+    assert all(torch.equal(linear(x[i : i + n]), found[i : i + n]) for i in (0, 5) for n in (1, 2, 15, 16, 17, 33))
+    assert torch.equal(linear.rows(torch.arange(num_columns)), weight.float())
+print(backend.isa())
+"""
+
+
+@pytest.mark.skipif(backend.isa() not in ("avx512", "amx"), reason="this machine has one instruction set only")
+@pytest.mark.parametrize("pinned", ["avx2", "avx512", ""])
+def test_each_instruction_set_multiplies_as_exactly_as_float32_and_rows_alone(pinned):
+    run = subprocess.run(
+        [sys.executable, "-c", PRODUCTS],
+        env={"DECODEX_CPU_ISA": pinned, "PYTHONPATH": ":".join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stderr == ""
+    assert run.stdout.strip() == (pinned or backend.isa())
+
+
 @pytest.mark.skipif(backend.cpu_library() is None, reason="no CPU library on this machine")
 def test_compiled_functions_count_and_convert_their_arguments():
     library = backend.cpu_library()
-    assert backend.isa() in ("avx2", "avx512", "neon")
+    assert backend.isa() in ("avx2", "avx512", "amx", "neon")
     with pytest.raises(TypeError, match="expected 7 arguments, got 1"):
         library.silu_mul(0)
     with pytest.raises(TypeError):
