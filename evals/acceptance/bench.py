@@ -26,6 +26,7 @@ SHARED = ROOT.parent / "shared" / "data"
 GROUPS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 MAX_PROMPT = 1500  # tokens of a question: longer documents are cut
 NUM_RESAMPLES = 2000
+WARM_TOKENS = 4  # after which a prompt's blocks are cached, also those of heads: they are written a step later
 
 
 def group_of(category: str) -> str:
@@ -181,7 +182,7 @@ def kept_pace(
     engines: dict[str, Engine], prompts: list[list[int]], batches: tuple[int, ...], options: argparse.Namespace
 ) -> dict[int, dict[str, Any]]:
     """Tokens/s of the engine "on" by those of "plain" for each number of requests that always run, in paired rounds."""
-    by_turns(engines, prompts, SamplingParams(max_tokens=1, seed=1))  # the prompts' blocks are cached
+    by_turns(engines, prompts, SamplingParams(max_tokens=WARM_TOKENS, seed=1))  # the prompts' blocks are cached
     result = {}
     for batch in batches:
         ratios = []

@@ -10,9 +10,19 @@ from decodex import LLM, SamplingParams
 from decodex.cost_profile import step_costs
 
 if TYPE_CHECKING:
-    from evals.acceptance.bench import GROUPS, ROOT, Bench, Tally, by_turns, json_requests, kept_pace, tokens_of
+    from evals.acceptance.bench import (
+        GROUPS,
+        ROOT,
+        WARM_TOKENS,
+        Bench,
+        Tally,
+        by_turns,
+        json_requests,
+        kept_pace,
+        tokens_of,
+    )
 else:  # this folder is on the path of a script; the root must not be
-    from bench import GROUPS, ROOT, Bench, Tally, by_turns, json_requests, kept_pace, tokens_of
+    from bench import GROUPS, ROOT, WARM_TOKENS, Bench, Tally, by_turns, json_requests, kept_pace, tokens_of
 
 __all__ = ["TRAINED", "costs", "gains", "trained"]
 
@@ -85,7 +95,9 @@ def costs(bench: Bench) -> dict[str, Any]:
         steps, tokens, seconds, plain_steps, plain_seconds = 0, 0, 0.0, 0, 0.0
         for prompt in bench.prompts["mt_bench"][: options.questions]:
             params = {"max_tokens": options.max_tokens, "temperature": 0.0, "seed": 1, "ignore_eos": True}
-            by_turns(engines, [prompt], SamplingParams(max_tokens=1, seed=1))  # the prompt's blocks are cached
+            by_turns(
+                engines, [prompt], SamplingParams(max_tokens=WARM_TOKENS, seed=1)
+            )  # the prompt's blocks are cached
             [drafted], its_seconds = by_turns(
                 {"chain": drafting.engine}, [prompt], SamplingParams(**params, speculative=chain)
             )["chain"]
@@ -123,7 +135,7 @@ def gains(bench: Bench) -> dict[str, Any]:
         tally = Tally()
         for prompt, values in requests:
             try:
-                by_turns(engines, [prompt], SamplingParams(**{**values, "max_tokens": 1}))
+                by_turns(engines, [prompt], SamplingParams(**{**values, "max_tokens": WARM_TOKENS}))
             except ValueError as error:
                 print(f"refused: {error}"[:150])
                 continue
