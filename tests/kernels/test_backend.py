@@ -49,6 +49,9 @@ for num_columns, size in ((70, 64), (33, 96), (64, 50)):
     assert torch.all((found - expected).abs() <= 1e-6 * (x.double().abs() @ weight.double().abs().T))
     assert all(torch.equal(linear(x[i : i + n]), found[i : i + n]) for i in (0, 5) for n in (1, 2, 15, 16, 17, 33))
     assert torch.equal(linear.rows(torch.arange(num_columns)), weight.float())
+    x[3, 5], x[4, 1], x[5, 0] = float("inf"), float("nan"), float("-inf")
+    assert torch.equal(linear(x).double().nan_to_num(nan=2.0, posinf=1.0, neginf=-1.0)[3:6],
+                       (x.double() @ weight.double().T).nan_to_num(nan=2.0, posinf=1.0, neginf=-1.0)[3:6])
 print(backend.isa())
 """
 
