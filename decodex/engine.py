@@ -196,9 +196,10 @@ class Engine:
 
     def _decode(self) -> list[Request]:
         plan = self.scheduler.plan()
+        self.speculation.fit(plan)
         batch = self.runner.stage(plan)
         self.sampler.prepare(batch)  # grammar masks are filled while the forward runs, where it leaves a core
-        forward = self.runner.forward(batch, self.speculation.taps, self.speculation.needs_hidden)
+        forward = self.runner.forward(batch, *self.speculation.reads(batch))
         output = self.sampler.sample(forward.logits, batch)
         touched = self._commit(batch, output)
         self.speculation.propose(batch, output, forward)  # for the next step

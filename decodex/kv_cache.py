@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,18 +33,23 @@ class KVCache:
         self.block_size = block_size
         self.num_blocks = num_blocks
         slots = num_blocks * block_size
-        # empty, not zeros: untouched pages of the pool cost no memory until a block is first written
-        self.k = [torch.empty(slots, s.num_kv_heads, s.k_dim, device=device) for s in spec]  # [num_slots, Hkv, Dk]
-        self.v = [torch.empty(slots, s.num_kv_heads, s.v_dim, device=device) for s in spec]  # [num_slots, Hkv, Dv]
+        shapes = [*((s.num_kv_heads, s.k_dim) for s in spec), *((s.num_kv_heads, s.v_dim) for s in spec)]
+        # all of a shape in one tensor, so that a block is copied in one go; empty, not zeros: untouched pages of the
+        # pool cost no memory until a block is first written
+        self._pools = {shape: torch.empty(n, slots, *shape, device=device) for shape, n in Counter(shapes).items()}
+        layers = {shape: iter(pool) for shape, pool in self._pools.items()}
+        caches = [next(layers[shape]) for shape in shapes]
+        self.k = caches[: len(spec)]  # [num_slots, Hkv, Dk] for each layer
+        self.v = caches[len(spec) :]  # [num_slots, Hkv, Dv]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination): the copy of copy-on-write."""
         for source, destination in pairs:
             a, b, n = source * self.block_size, destination * self.block_size, self.block_size
-            for cache in (*self.k, *self.v):
-                cache[b : b + n] = cache[a : a + n]
+            for pool in self._pools.values():
+                pool[:, b : b + n] = pool[:, a : a + n]
 
     def copy_slots(self, source: Tensor, destination: Tensor) -> None:
         """Copy single slots, [N] int64 each; every source is read before any destination is written."""
-        for cache in (*self.k, *self.v):
-            cache[destination] = cache[source]
+        for pool in self._pools.values():
+            pool[:, destination] = pool[:, source]

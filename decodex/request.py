@@ -83,6 +83,7 @@ class Sequence:
     num_computed: int = 0  # committed tokens whose KV is in block_ids
     num_registered: int = 0  # blocks offered to the prefix cache
     draft: Draft | None = None
+    is_behind: bool = False  # a drafter with KV of its own no longer writes entries of it: it can't draft for it
     processors: ProcessorSet | None = None
     constrained: ConstrainedText | None = None
     _hashes: list[bytes] = field(default_factory=list)

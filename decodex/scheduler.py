@@ -91,12 +91,14 @@ class Scheduler:
     def register_computed(self, entry: PlanEntry) -> None:
         """Offer the blocks that have become full of committed, computed tokens to the prefix cache.
 
-        A drafter writes its own entries after the step, and not if the sequence has ended: they are a step behind.
+        A drafter writes its own entries after the step, and not if the sequence has ended: they are a step behind. That
+        of a block's last token is not needed: it belongs to the token after it, and is written again by who goes on.
         """
-        if not self._config.enable_prefix_caching:
-            return
         seq = entry.seq
-        full = (entry.start if seq.request.has_drafter else seq.num_computed) // self._config.block_size
+        if not self._config.enable_prefix_caching or seq.is_behind:
+            return
+        num_whole = min(seq.num_computed, entry.start + 1) if seq.request.has_drafter else seq.num_computed
+        full = num_whole // self._config.block_size
         if full > seq.num_registered:
             hashes = seq.block_hashes(full, self._config.block_size)
             for index in range(seq.num_registered, full):
@@ -176,6 +178,7 @@ class Scheduler:
         seq.num_computed = 0
         seq.num_registered = 0
         seq.draft = None
+        seq.is_behind = False
 
     def _admit(self, plan: Plan) -> None:
         for seq in list(self.waiting):
@@ -213,9 +216,8 @@ class Scheduler:
             shared, num_computed = leader.block_ids[:total], at_most
         elif self._config.enable_prefix_caching and seq.next_prompt_logprob is None:
             shared = self.pool.lookup(seq.block_hashes(at_most // block_size, block_size))
-            if seq.request.has_drafter:  # it needs the hidden states of the last token before the new ones
-                shared = shared[:-1]
-            num_computed = len(shared) * block_size
+            # a drafter needs the hidden states of the last token before the new ones: that one is computed again
+            num_computed = len(shared) * block_size - (seq.request.has_drafter and bool(shared))
         else:
             shared, num_computed = [], 0
         writes_shared = num_computed // block_size < len(shared)

@@ -22,7 +22,7 @@ from decodex.outputs import SpeculationMetrics
 from decodex.params import MAX_CHOICES
 from decodex.request import Sequence as RequestSequence
 from decodex.request import Status
-from decodex.scheduler import Scheduler
+from decodex.scheduler import Plan, Scheduler
 from decodex.spec.cascade import Cascade
 from decodex.spec.control import Control
 from decodex.spec.costs import CostModel, DraftClock, DraftCost
@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 PATIENCE = 12  # steps without a draft,
 REST = 4  # and then every so many steps: a sequence is asked
+MANY = 16  # sequences that decode: a method with weights that has not paid
+MODEL_PATIENCE = 12  # steps long there leaves them alone, and spares the time of keeping its KV up to date
+LOOK_AGAIN = 512  # steps: then new ones are drafted for once more
 
 K = TypeVar("K", bound=Hashable)
 
@@ -70,8 +73,6 @@ class Speculation:
     ) -> None:
         """`custom` is asked where a request names no methods; `with_weights` has a model, whose layers are the last
         ones of `kv`."""
-        self.taps = () if with_weights is None else with_weights.taps
-        self.needs_hidden = with_weights is not None and with_weights.needs_hidden
         self._corpus = SuffixCorpus(int(corpus_mib * 2**20)) if corpus_mib else None
         self._proposers: dict[str, Proposer] = {
             "forced": ForcedProposer(),
@@ -87,6 +88,7 @@ class Speculation:
         self._chooser = chooser
         self._block_tables = block_tables
         self._kv = kv
+        self._num_steps = 0
         self._misses: dict[int, int] = {}  # by sequence: steps since there was a draft
         self._costs: dict[str, DraftCost] = {}  # as the control sees them
         self._clock = DraftClock()
@@ -97,19 +99,47 @@ class Speculation:
         """From now on what does not pay is neither drafted nor verified, where a config has `control`."""
         self._control = Control(dataclasses.replace(costs, drafts=self._costs))
 
+    def reads(self, batch: StepBatch) -> tuple[tuple[int, ...], bool]:
+        """Of which layers the outputs are read after this step, and whether the last hidden states are."""
+        proposer = self._with_weights
+        if proposer is None or not any(map(_has_model, (entry.seq for entry in batch.entries))):
+            return (), False
+        return proposer.taps, proposer.needs_hidden
+
     def propose(self, batch: StepBatch, output: StepOutput, forward: ForwardOutput) -> None:
         """Draft for the sequences that decode next, into their `draft`."""
         asked = self._asked(batch, output)
         if not asked:
             return
+        if self._control is not None:
+            self._control.begin(sum(len(one.view.token_ids) for one in asked) / len(asked))
         for (methods, is_controlled), group in _by(asked, lambda a: (a.config.methods, a.config.control)):
             self._ask(_before(methods), is_controlled, group)
         if self._with_weights is not None:
+            num_sequences = len(batch.sampled)
+            self._leave_behind(asked, num_sequences)
             for is_coupled, group in _by(asked, lambda a: a.config.verification == "coupled"):
-                self._ask_model([a for a in group if a.config.with_weights is not None], is_coupled, forward)
+                self._ask_model([a for a in group if _has_model(a.seq)], is_coupled, forward, num_sequences)
         for (methods, is_controlled), group in _by(asked, lambda a: (a.config.methods, a.config.control)):
             self._ask(_after(methods), is_controlled, group)
         self._choose(asked, len(batch.sampled))
+
+    def fit(self, plan: Plan) -> None:
+        """Cut drafts once more, now that the rows of prompts are known: a row more may cost a tile of all kernels."""
+        sampled = [entry for entry in plan.entries.values() if entry.is_sampled]
+        drafted = [e for e in sampled if e.draft is not None and e.seq.request.speculation is not None]
+        cuttable = [e for e in drafted if e.seq.request.speculation is not None and e.seq.request.speculation.control]
+        num_prompt_rows = sum(entry.num_tokens for entry in plan.entries.values()) - len(sampled)
+        if self._control is None or not cuttable or not num_prompt_rows:
+            return
+        others = num_prompt_rows + sum(e.num_drafts for e in drafted) - sum(e.num_drafts for e in cuttable)
+        keys = [_key(entry.seq) for entry in cuttable]
+        kept = self._control.cut(keys, [entry.draft for entry in cuttable], len(sampled), others)
+        for key, entry, draft in zip(keys, cuttable, kept, strict=True):
+            plan.entries[entry.seq] = dataclasses.replace(entry, draft=draft)
+            plan.budget += entry.num_drafts - plan.entries[entry.seq].num_drafts
+            if draft is not None and draft.laws is not None:
+                self._proposed[key] = draft
 
     def observe(self, batch: StepBatch, output: StepOutput) -> None:
         """What the target made of the drafts."""
@@ -152,10 +182,10 @@ class Speculation:
             if config is None or seq.status is not Status.RUNNING or seq.request.metrics.speculation_off is not None:
                 continue
             nodes = accepted.get(seq)
-            if config.with_weights is not None:
-                view = self._view(seq, config, is_decoding=nodes is not None)
-                rows = [*range(entry.num_tokens), *(entry.num_tokens + node for node in nodes or ())]
-                view = dataclasses.replace(view, start=entry.start, rows=[first_row + row for row in rows])
+            if _has_model(seq):
+                first_draft = first_row + entry.num_tokens
+                rows = [*range(first_row, first_draft), *(first_draft + node for node in nodes or ())]
+                view = self._view(seq, config, nodes is not None, entry.start, rows)
                 asked.append(_Asked(seq, config, view))
             elif nodes is not None and not self._is_resting(seq, config):
                 asked.append(_Asked(seq, config, self._view(seq, config, is_decoding=True)))
@@ -170,15 +200,24 @@ class Speculation:
             return False
         return self._misses.get(_key(seq), 0) >= PATIENCE and len(seq.token_ids) % REST != 0
 
-    def _view(self, seq: RequestSequence, config: SpeculativeConfig, is_decoding: bool) -> ProposerView:
+    def _view(
+        self,
+        seq: RequestSequence,
+        config: SpeculativeConfig,
+        is_decoding: bool,
+        start: int = 0,
+        rows: Sequence[int] = (),
+    ) -> ProposerView:
         num_tokens = len(seq.token_ids)
         depth = min(config.max_depth, seq.num_remaining - 1) if is_decoding else 0
         nodes = config.max_nodes if depth > 0 else 0
-        if nodes and config.with_weights is not None:  # it writes KV for them
+        if nodes and _has_model(seq):  # it writes KV for them
             nodes = min(nodes, self._scheduler.reserve(seq, num_tokens + nodes) - num_tokens)
         return ProposerView(
             key=_key(seq),
             slot=seq.slot,
+            start=start,
+            rows=rows,
             token_ids=seq.token_ids,
             num_prompt_tokens=seq.num_prompt_tokens,
             max_depth=min(depth, nodes),
@@ -232,7 +271,21 @@ class Speculation:
         sources = tuple(map(str, draft.sources)) or (str(getattr(self._custom, "name", "custom")),) * len(tokens)
         return dataclasses.replace(draft, token_ids=tokens, parents=parents, sources=sources)
 
-    def _ask_model(self, asked: Sequence[_Asked], is_coupled: bool, forward: ForwardOutput) -> None:
+    def _leave_behind(self, asked: Sequence[_Asked], num_sequences: int) -> None:
+        """Where so many decode that the method with weights does not pay, its KV need not be kept up to date either.
+
+        What falls behind stays so: hidden states are not kept. Prompts are still written, for the prefix cache.
+        """
+        assert self._with_weights is not None
+        name, self._num_steps = self._with_weights.name, self._num_steps + 1
+        if self._control is None or num_sequences < MANY or self._num_steps % LOOK_AGAIN < 2 * MODEL_PATIENCE:
+            return
+        if self._control.num_idle(name) >= MODEL_PATIENCE:
+            for one in asked:
+                if one.config.control and one.view.max_depth > 0:
+                    one.seq.is_behind = True
+
+    def _ask_model(self, asked: Sequence[_Asked], is_coupled: bool, forward: ForwardOutput, num_sequences: int) -> None:
         """Ask the method with weights; it also brings its KV up to date for those that have a draft."""
         if not asked:
             return
@@ -251,26 +304,50 @@ class Speculation:
             )
         )
         self._costs[self._with_weights.name] = self._clock.cost(len(asked))
-        depths = self._model_depths(asked)
-        views = [dataclasses.replace(a.view, max_depth=depth) for a, depth in zip(asked, depths, strict=True)]
+        depths = self._model_depths(asked, num_sequences)
+        views = [
+            a.view if a.view.max_depth == depth else dataclasses.replace(a.view, max_depth=depth)
+            for a, depth in zip(asked, depths, strict=True)
+        ]
         start = time.perf_counter()
         drafts = self._with_weights.propose(views)
         self._clock.note(len(asked), max(depths), time.perf_counter() - start)
         for one, draft in zip(asked, drafts, strict=True):
-            one.draft = one.draft or draft or None
+            if draft and one.draft is not None and self._control is not None:
+                self._control.watch(one.view.key, one.draft)
+            one.draft = draft or one.draft
         self._chooser.begin(())
 
-    def _model_depths(self, asked: Sequence[_Asked]) -> list[int]:
-        """How deep the method with weights is to draft; 0 where there is a draft already or none would pay."""
-        depths = [0 if a.draft is not None else min(a.view.max_depth, a.config.max_model_depth) for a in asked]
+    def _model_depths(self, asked: Sequence[_Asked], num_sequences: int) -> list[int]:
+        """How deep the method with weights is to draft; 0 where that would not pay, or there is a better draft."""
+        depths = [min(a.view.max_depth, a.config.max_model_depth) for a in asked]
+        contested = self._contested(asked, depths, num_sequences)
+        depths = [0 if a.draft is not None and i not in contested else depths[i] for i, a in enumerate(asked)]
         controlled = [i for i, a in enumerate(asked) if a.config.control and depths[i] > 0]
         if self._control is None or not controlled or self._with_weights is None:
             return depths
         keys = [asked[i].view.key for i in controlled]
-        limits = self._control.depth_limits(self._with_weights.name, keys, [depths[i] for i in controlled])
+        wanted = [depths[i] for i in controlled]
+        limits = self._control.depth_limits(self._with_weights.name, keys, wanted, num_sequences)
         for i, limit in zip(controlled, limits, strict=True):
             depths[i] = limit
         return depths
+
+    def _contested(self, asked: Sequence[_Asked], depths: Sequence[int], num_sequences: int) -> set[int]:
+        """Of those that have a draft, which are better off with one of the method with weights."""
+        if self._control is None or self._with_weights is None:
+            return set()
+        guessed = [
+            (i, one.view.key, one.draft)
+            for i, one in enumerate(asked)
+            if one.draft is not None and one.config.control and depths[i] > 0 and "forced" not in one.draft.sources
+        ]
+        if not guessed:
+            return set()
+        places, keys, drafts = zip(*guessed, strict=True)
+        wanted = [depths[i] for i in places]
+        preferred = self._control.prefers(self._with_weights.name, keys, drafts, wanted, num_sequences)
+        return {i for i, is_preferred in zip(places, preferred, strict=True) if is_preferred}
 
     def _choose(self, asked: Sequence[_Asked], num_sequences: int) -> None:
         """Leave out what a grammar does not allow and what does not pay."""
@@ -290,6 +367,12 @@ class Speculation:
         for one in asked:
             one.seq.draft = one.draft
             self._misses[one.view.key] = 0 if one.draft is not None else self._misses.get(one.view.key, 0) + 1
+
+
+def _has_model(seq: RequestSequence) -> bool:
+    """Whether the method with weights is asked, and its KV kept up to date."""
+    config = seq.request.speculation
+    return config is not None and config.with_weights is not None and not seq.is_behind
 
 
 def _key(seq: RequestSequence) -> int:

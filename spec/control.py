@@ -34,7 +34,8 @@ PROBE_DEPTH = 2  # of drafts that cost by depth and are not expected to pay
 class Control:
     """Chooses what is drafted and what of it is verified; keeps acceptance by sequence and proposer.
 
-    Each step: `depth_limits` for each proposer, `propose`, one `select`, the target's step, `observe` each sequence.
+    Each step: `begin`, `depth_limits` for each proposer, `propose`, one `select`, the target's step, and then `observe`
+    for each sequence.
     """
 
     def __init__(self, costs: CostModel) -> None:
@@ -42,13 +43,22 @@ class Control:
         self._shared: dict[str, ProposerAcceptance] = {}
         self._histories: dict[int, dict[str, AcceptanceHistory]] = {}
         self._shadows: dict[int, tuple[Draft, int]] = {}  # an unverified rest of a draft, and the node reached in it
+        self._context = 0.0
         self._num_calls: Counter[str] = Counter()  # of `depth_limits`, by proposer
+        self._num_idle: Counter[str] = Counter()  # of these, since the last in which drafting was expected to pay
 
-    def depth_limits(self, name: str, keys: Sequence[int], max_depths: Sequence[int]) -> list[int]:
+    def begin(self, context: float) -> None:
+        """A step: the sequences that decode next have so many tokens on average."""
+        self._context = context
+
+    def depth_limits(
+        self, name: str, keys: Sequence[int], max_depths: Sequence[int], num_sequences: int = 0
+    ) -> list[int]:
         """How deep the proposer `name` is to draft for each decoding sequence, at most max_depths[i]; 0 is not at all.
 
-        A proposer that costs the same at any depth drafts fully. One that costs by depth drafts as deep as pays for
-        all sequences together. Either is asked less and less often while nothing of its drafts is taken.
+        `num_sequences`: how many decode, where these are not all. A proposer that costs the same at any depth drafts
+        fully. One that costs by depth drafts as deep as pays for all sequences together. Either is asked less and less
+        often while nothing of its drafts is taken.
         """
         self._num_calls[name] += 1
         num_calls, cost = self._num_calls[name], self._costs.draft(name)
@@ -56,15 +66,47 @@ class Control:
         limits = [  # calls are counted for all, so that sequences that wait are served together
             0 if num_calls % history.wait else depth for history, depth in zip(histories, max_depths)
         ]
+        self._num_idle[name] += 1
         if not cost.grows or not any(limits):
             return limits
-        paying = self._paying_depths(cost, histories, limits)
+        paying = self._paying_depths(cost, histories, limits, max(num_sequences, len(keys)))
+        if any(paying):
+            self._num_idle[name] = 0
         for history, limit, depth in zip(histories, limits, paying):
             history.is_probed = limit > 0 and depth == 0
             if history.is_probed:
                 history.note_idle(MODEL_PATIENCE)
         deeper = num_calls % EXPLORE_EVERY == 0  # lest a few bad drafts settle how deep is tried
         return [min(limit, depth + deeper if depth else PROBE_DEPTH) for limit, depth in zip(limits, paying)]
+
+    def num_idle(self, name: str) -> int:
+        """For how many calls of `depth_limits` drafts of a proposer that costs by depth were not expected to pay."""
+        return self._num_idle[name]
+
+    def prefers(
+        self, name: str, keys: Sequence[int], drafts: Sequence[Draft], max_depths: Sequence[int], num_sequences: int
+    ) -> list[bool]:
+        """Whether a draft of the proposer `name`, which costs by depth, is expected to save more than this other one.
+
+        Of `num_sequences` that decode. What others do is not looked at: a row costs what it does where all draft one.
+        """
+        size, cost = max(num_sequences, 1), self._costs.draft(name)
+        table = self._table(2 * size)
+        token_seconds, row_seconds = table[size] / size, (table[2 * size] - table[size]) / size
+        preferred = []
+        for key, draft, max_depth in zip(keys, drafts, max_depths):
+            known = sum(max(CAUTION * s * token_seconds - row_seconds, 0) for s in self.survivals(key, draft))
+            history, survival, saved, most = self._history(key, name), CAUTION, 0.0, 0.0
+            for depth in range(max_depth):
+                survival *= history.estimate(min(depth, MAX_DEPTH - 1))
+                saved += survival * token_seconds - row_seconds - cost.seconds(size, 1) / size
+                most = max(most, saved)
+            preferred.append(most > known)
+        return preferred
+
+    def watch(self, key: int, draft: Draft) -> None:
+        """Learn from a draft of this sequence that is not verified."""
+        self._shadows[key] = (draft, ROOT)
 
     def select(
         self, keys: Sequence[int], drafts: Sequence[Draft | None], num_sequences: int, num_other_rows: int = 0
@@ -77,6 +119,22 @@ class Control:
         """
         if not any(drafts):
             return [None] * len(drafts)
+        chosen, gains = self._chosen(keys, drafts, num_sequences, num_other_rows)
+        for key, draft, gain in zip(keys, drafts, gains):
+            if draft:
+                self._note(key, draft, gain > DRAFT_SECONDS)
+        return chosen
+
+    def cut(
+        self, keys: Sequence[int], drafts: Sequence[Draft | None], num_sequences: int, num_other_rows: int
+    ) -> list[Draft | None]:
+        """What is still verified of selected drafts, in a step that turned out to have these other rows."""
+        return self._chosen(keys, drafts, num_sequences, num_other_rows)[0]
+
+    def _chosen(
+        self, keys: Sequence[int], drafts: Sequence[Draft | None], num_sequences: int, num_other_rows: int
+    ) -> tuple[list[Draft | None], list[float]]:
+        """What is verified of each draft, and the seconds that it saves."""
         for shared in self._shared.values():
             shared.refresh()
         nodes: list[tuple[float, int, int]] = []  # (-survival, sequence, node)
@@ -90,17 +148,14 @@ class Control:
         drafting = sum(self._costs.draft(name).seconds(len(deep), max(deep)) for name, deep in depths.items())
         size, goodput = self._best([-node[0] for node in nodes], num_sequences, num_other_rows, drafting)
         num_plain = num_sequences + num_other_rows
-        seconds = self._costs.table(num_plain + size)
+        seconds = self._table(num_plain + size)
         row_seconds = (seconds[num_plain + size] - seconds[num_plain]) / max(size, 1)
         kept: list[list[int]] = [[] for _ in drafts]
         gains = [0.0] * len(drafts)  # seconds that a sequence's rows save
         for survival, index, node in nodes[:size]:
             kept[index].append(node)
             gains[index] += -survival / goodput - row_seconds
-        for key, draft, gain in zip(keys, drafts, gains):
-            if draft:
-                self._note(key, draft, gain > DRAFT_SECONDS)
-        return [draft.kept(sorted(chosen)) if draft else None for draft, chosen in zip(drafts, kept)]
+        return [draft.kept(sorted(nodes)) if draft else None for draft, nodes in zip(drafts, kept)], gains
 
     def survivals(self, key: int, draft: Draft) -> list[float]:
         """For each node, the estimated probability that it is accepted; never above its parent's."""
@@ -132,6 +187,9 @@ class Control:
         self._histories.pop(key, None)
         self._shadows.pop(key, None)
 
+    def _table(self, max_rows: int) -> Sequence[float]:
+        return self._costs.table(max_rows, self._context)
+
     def _history(self, key: int, name: str) -> AcceptanceHistory:
         histories = self._histories.get(key)
         if histories is None:
@@ -153,7 +211,7 @@ class Control:
             history.note_idle(MODEL_PATIENCE if self._costs.draft(name).grows else PATIENCE)
 
     def _paying_depths(
-        self, cost: DraftCost, histories: Sequence[AcceptanceHistory], limits: Sequence[int]
+        self, cost: DraftCost, histories: Sequence[AcceptanceHistory], limits: Sequence[int], num_sequences: int
     ) -> list[int]:
         """The depth to draft for each sequence that maximises goodput if drafts do as they did: one for all, or 0."""
         nodes: list[tuple[float, int, int]] = []  # (-survival, depth from 0, sequence)
@@ -163,8 +221,8 @@ class Control:
                 survival *= history.estimate(min(depth, MAX_DEPTH - 1))
                 nodes.append((-survival, depth, index))
         nodes.sort()
-        num_sequences, num_drafted = len(histories), sum(limit > 0 for limit in limits)
-        most = num_sequences / self._costs.table(num_sequences)[num_sequences]
+        num_drafted = sum(limit > 0 for limit in limits)
+        most = num_sequences / self._table(num_sequences)[num_sequences]
         best_depth, best_nodes = 0, nodes[:0]
         for depth in range(1, max(limits) + 1):
             within = [node for node in nodes if node[1] < depth]
@@ -175,13 +233,13 @@ class Control:
             elif depth > best_depth + LOOK_AHEAD:
                 break
         takers = {index for _, _, index in best_nodes}
-        return [best_depth if index in takers else 0 for index in range(num_sequences)]
+        return [best_depth if index in takers else 0 for index in range(len(histories))]
 
     def _best(
         self, survivals: Sequence[float], num_sequences: int, num_other_rows: int, drafting: float
     ) -> tuple[int, float]:
         """How many of the nodes, by falling survival, to verify, and the tokens per second that they promise."""
-        seconds = self._costs.table(num_sequences + num_other_rows + len(survivals))
+        seconds = self._table(num_sequences + num_other_rows + len(survivals))
         num_plain = num_sequences + num_other_rows
         fixed = drafting + seconds[num_sequences] - seconds[num_plain]
         tokens = float(num_sequences)

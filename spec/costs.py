@@ -39,6 +39,8 @@ class CostModel:
     num_rows: tuple[int, ...]  # ascending
     seconds: tuple[float, ...]  # as many, never falling
     drafts: Mapping[str, DraftCost] = field(default_factory=dict)
+    context: int = 0  # tokens before each row where this was profiled,
+    token_seconds: float = 0.0  # and what a row takes for each one more
 
     @staticmethod
     def profiled(points: Mapping[int, float], drafts: Mapping[str, DraftCost] | None = None) -> CostModel:
@@ -50,12 +52,14 @@ class CostModel:
         seconds = tuple(accumulate((points[rows] for rows in reversed(num_rows)), min))[::-1]
         return CostModel(tuple(num_rows), seconds, dict(drafts or {}))
 
-    def table(self, max_rows: int) -> Sequence[float]:
-        """[> max_rows] seconds of a step by its rows (0 as 1); beyond the last point as between the last two."""
+    def table(self, max_rows: int, context: float = 0.0) -> Sequence[float]:
+        """[> max_rows] seconds of a step by its rows (0 as 1), with so many tokens before each on average; beyond the
+        last point as between the last two."""
         table = self._table
         for rows in range(len(table), max_rows + 1):
             table.append(self._interpolated(max(rows, 1)))
-        return table
+        more = self.token_seconds * (context - self.context)
+        return [seconds + rows * more for rows, seconds in enumerate(table)] if more > 0 else table
 
     @cached_property
     def _table(self) -> list[float]:

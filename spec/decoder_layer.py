@@ -134,6 +134,7 @@ class DecoderLayer:
             self._gate = weights.pack(both[:, 1].reshape(q_dim, width))
         else:
             self._qkv = weights.linear([f"{attn}{name}_proj" for name in "qkv"], [q_dim, kv_dim, kv_dim], width)
+        self._kv = weights.linear([f"{attn}{name}_proj" for name in "kv"], [kv_dim, kv_dim], width)
         norms = [f"{attn}{name}_norm.weight" for name in "qk"]
         has_norms = any(name in weights for name in norms)
         self._q_norm, self._k_norm = ((weights.vector(name, dim, norm_offset) if has_norms else None) for name in norms)
@@ -168,6 +169,9 @@ class DecoderLayer:
         assert self._head is not None, "a layer without an end"
         assert self._final_norm is not None, "a layer without an end"
         wanted, fused = entries.wanted, self._fused
+        if wanted is not None and not len(wanted):
+            self._write(self._attn_input(pieces), entries, cos_sin, k, v)
+            return stream[:0], stream[:0], self._head(stream[:0])
         if fused is not None and self._is_few(stream, entries):
             end = fused(stream, pieces, entries.positions, entries.slots, entries.rows, cos_sin, k, v)
             if end is not None:
@@ -177,12 +181,19 @@ class DecoderLayer:
                 return stream.index_select(0, wanted), normed.index_select(0, wanted), logits.index_select(0, wanted)
             stream = stream if wanted is None else stream.index_select(0, wanted)
         else:
-            eps = self._config.rms_norm_eps
-            normed_pieces = [x if norm is None else rms_norm(x, norm, eps) for x, norm in pieces]
-            attn_input = torch.cat(normed_pieces, dim=1) if len(pieces) > 1 else normed_pieces[0]
-            stream = self(stream, attn_input, entries, cos_sin, k, v)
+            stream = self(stream, self._attn_input(pieces), entries, cos_sin, k, v)
         normed = rms_norm(stream, self._final_norm, self._config.rms_norm_eps)
         return stream, normed, self._head(normed)
+
+    def _attn_input(self, pieces: Sequence[Piece]) -> Tensor:
+        eps = self._config.rms_norm_eps
+        normed = [x if norm is None else rms_norm(x, norm, eps) for x, norm in pieces]
+        return torch.cat(normed, dim=1) if len(normed) > 1 else normed[0]
+
+    def _write(self, attn_input: Tensor, entries: Entries, cos_sin: Tensor, k: Tensor, v: Tensor) -> None:
+        """The entries' keys and values alone."""
+        norms = (None, self._k_norm, self._config.rms_norm_eps)
+        rope_and_store_(self._kv(attn_input), entries.positions, cos_sin, entries.slots, k, v, *norms)
 
     @staticmethod
     def _is_few(stream: Tensor, entries: Entries) -> bool:

@@ -247,7 +247,11 @@ def test_what_the_vocabulary_refuses():
 @pytest.mark.parametrize("method", WITH_WEIGHTS)
 @pytest.mark.parametrize(
     "first",
-    [{"max_tokens": 1}, {"max_tokens": 9}, {"logits_processors": [Stateful()]}, {"speculative": {"method": "suffix"}}],
+    [
+        *({"max_tokens": n} for n in (1, 2, 3, 4, 9)),
+        {"logits_processors": [Stateful()]},
+        {"speculative": {"method": "suffix"}},
+    ],
 )
 def test_blocks_without_a_drafters_entries_are_not_shared(method, first):
     """A sequence that ended in the step of its prompt, or had speculation off, left blocks in the prefix cache that a

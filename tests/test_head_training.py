@@ -217,7 +217,7 @@ def test_ctrl_c_and_the_command_again(
     call: int, job: HeadTraining, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_head(job)
-    plain, num_calls = loop.depth_loss, 0
+    plain, num_calls = loop.depth_losses, 0
 
     def interrupted(*arguments: Any) -> torch.Tensor:
         nonlocal num_calls
@@ -230,7 +230,7 @@ def test_ctrl_c_and_the_command_again(
     argv = f"train-head --method eagle3 --model {job.model} --data {job.data[0]} --out {out} --device cpu"
     argv += " --draft-vocab-size 40 --epochs 1 --batch-tokens 120 --depths 2 --num-held-out 4 --eval-every 150"
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "depth_loss", interrupted)
+        patched.setattr(loop, "depth_losses", interrupted)
         assert main(argv.split()) == 130
     assert "other: the same command with --resume goes on\ninterrupted\n" in capsys.readouterr().err
     assert main(argv.split()) == 2

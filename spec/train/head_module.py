@@ -44,7 +44,9 @@ class HeadModule:
     def pair(self, weights: Weights, states: Tensor) -> Tensor:
         """What entries of depth 0 are paired with, [B, L, H], from the target's states [B, L, S]."""
         width = self._embedding.shape[1]
-        return (states[..., :-width] @ weights["fc.weight"].T).float() if self.is_eagle3 else states[..., -width:]
+        if not self.is_eagle3:
+            return states[..., -width:]
+        return functional.linear(states[..., :-width], weights["fc.weight"]).float()
 
     def depths(self, weights: Weights, token_ids: Tensor, paired: Tensor, rows: Rows, num_depths: int) -> list[Tensor]:
         """For each depth what the output layer reads, [B, A, H], after the final norm.
@@ -66,11 +68,11 @@ class HeadModule:
                 stream, attn_input = self._inputs(weights, tokens, stream)
                 own.append(self._keys_values(weights, attn_input, rows.index + depth))
             context = self._attend(weights, attn_input, rows, depth, (keys, values), own)
-            stream = stream + context @ self._of(weights, "self_attn.o_proj").T
+            stream = stream + self._linear(weights, "self_attn.o_proj", context)
             normed = self._norm(stream, self._of(weights, "post_attention_layernorm"))
-            gate = functional.silu(normed @ self._of(weights, "mlp.gate_proj").T)
-            up = normed @ self._of(weights, "mlp.up_proj").T
-            stream = stream + (gate * up) @ self._of(weights, "mlp.down_proj").T
+            gate = functional.silu(self._linear(weights, "mlp.gate_proj", normed))
+            up = self._linear(weights, "mlp.up_proj", normed)
+            stream = stream + self._linear(weights, "mlp.down_proj", gate * up)
             final = "norm.weight" if self.is_eagle3 else f"{self._prefix}shared_head.norm.weight"
             results.append(self._norm(stream, weights[final]))
         return results
@@ -85,12 +87,12 @@ class HeadModule:
             self._norm(part, weights[f"{self._prefix}{name}.weight"])
             for part, name in ((embedded, "enorm"), (paired, "hnorm"))
         )
-        stream = (torch.cat((first, second), dim=-1) @ self._of(weights, "eh_proj").T).float()
+        stream = self._linear(weights, "eh_proj", torch.cat((first, second), dim=-1)).float()
         return stream, self._norm(stream, self._of(weights, "input_layernorm"))
 
     def _keys_values(self, weights: Weights, attn_input: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[B, N, Hkv, D] each."""
-        keys, values = (self._split(attn_input @ self._of(weights, f"self_attn.{name}_proj").T) for name in "kv")
+        keys, values = (self._split(self._linear(weights, f"self_attn.{name}_proj", attn_input)) for name in "kv")
         return self._rotate(keys, positions), values
 
     def _attend(
@@ -105,7 +107,7 @@ class HeadModule:
         """Each row over the entries j <= i of depth 0 and its own entries of later depths; [B, A, Hq * D]."""
         shape, (batch, num_rows) = self.shape, rows.index.shape
         group = shape.num_heads // shape.num_kv_heads
-        query = self._split(attn_input @ self._of(weights, "self_attn.q_proj").T)
+        query = self._split(self._linear(weights, "self_attn.q_proj", attn_input))
         query = self._rotate(query, rows.index + depth) * shape.head_dim**-0.5
         query = query.view(batch, num_rows, shape.num_kv_heads, group, -1).permute(0, 2, 3, 1, 4)  # [B, Hkv, G, A, D]
         keys, values = (part.permute(0, 2, 1, 3) for part in first)  # [B, Hkv, L, D]
@@ -137,6 +139,10 @@ class HeadModule:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         normed: Tensor = functional.rms_norm(x, x.shape[-1:], weight, self.shape.rms_norm_eps)
         return normed
+
+    def _linear(self, weights: Weights, name: str, x: Tensor) -> Tensor:
+        result: Tensor = functional.linear(x, self._of(weights, name))
+        return result
 
     def _of(self, weights: Weights, name: str) -> Tensor:
         return weights[f"{self._prefix}{name}.weight"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from decodex.spec.train.batches import Batch, make_batch, shuffled
 from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.head_module import HeadModule
-from decodex.spec.train.loss import DepthScores, depth_loss, depth_scores, target_probs
+from decodex.spec.train.loss import DepthScores, depth_losses, depth_scores, target_probs
 from decodex.spec.train.recipe import Recipe
 from decodex.spec.train.states import StateStore, checksum
 
@@ -223,18 +223,13 @@ def _rate(share: float, recipe: Recipe) -> float:
     return recipe.learning_rate * (recipe.final_rate + (1 - recipe.final_rate) * 0.5 * (1 + math.cos(math.pi * left)))
 
 
-def _losses(trainee: Trainee, batch: Batch, num_depths: int, recipe: Recipe) -> list[Tensor]:
-    """Of each depth, for one batch."""
+def _losses(trainee: Trainee, batch: Batch, num_depths: int, recipe: Recipe) -> Tensor:
+    """Of each depth, [D], for one batch."""
     with torch.no_grad():
         probs = target_probs(batch, trainee.target_output)
-    num_rows = batch.rows.index.shape[1]
-    module, parameters, head = trainee.module, trainee.weights, trainee.output
+    module, parameters = trainee.module, trainee.weights
     normed = module.depths(parameters, batch.token_ids, module.pair(parameters, batch.states), batch.rows, num_depths)
-    losses = []
-    for depth, each in enumerate(normed):
-        span = slice(depth, depth + num_rows)
-        losses.append(depth_loss(each, head, probs[:, span], batch.is_valid[:, span], recipe.overlap_loss))
-    return losses
+    return depth_losses(normed, trainee.output, probs, batch.is_valid, recipe.overlap_loss)
 
 
 def _gradients(
@@ -243,7 +238,8 @@ def _gradients(
     """Those of one batch, clipped; the loss of each depth. TrainingError where one is not finite."""
     with torch.autocast(batch.states.device.type, torch.bfloat16, enabled=precision is torch.bfloat16):
         losses = _losses(trainee, batch, num_depths, recipe)
-    total = sum((loss * recipe.depth_decay**depth for depth, loss in enumerate(losses)), start=torch.zeros(()))
+    decay = torch.tensor([recipe.depth_decay**depth for depth in range(num_depths)], device=losses.device)
+    total = (losses * decay).sum()
     value = float(total.detach())
     if not math.isfinite(value):
         raise TrainingError(f"the loss became {value}; a lower learning_rate may help")
@@ -251,7 +247,7 @@ def _gradients(
     norm = float(torch.nn.utils.clip_grad_norm_(trainee.weights.values(), recipe.clip))
     if not math.isfinite(norm):
         raise TrainingError(f"the gradient's norm became {norm}; a lower learning_rate may help")
-    return [round(float(loss.detach()), 6) for loss in losses]
+    return [round(loss, 6) for loss in losses.detach().tolist()]
 
 
 @torch.no_grad()

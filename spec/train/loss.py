@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from decodex.spec.train.batches import Batch
 
-__all__ = ["DepthScores", "depth_loss", "depth_scores", "target_probs"]
+__all__ = ["DepthScores", "depth_losses", "depth_scores", "target_probs"]
 
+_ROWS_STEP = 256
 _BLOCK_ROWS = 64  # of 8,192 fp32 logits: 2 MiB
 
 
@@ -24,45 +27,65 @@ def target_probs(batch: Batch, output: Tensor) -> Tensor:
     return (logits - batch.log_totals[..., None]).exp_()
 
 
-def depth_loss(normed: Tensor, output: Tensor, probs: Tensor, is_valid: Tensor, overlap_share: float) -> Tensor:
-    """Mean over valid rows: cross-entropy to the target's `probs` [B, A, V_d], or 1 - sum min(p, q), mixed.
+def depth_losses(
+    normed: Sequence[Tensor], output: Tensor, probs: Tensor, is_valid: Tensor, overlap_share: float
+) -> Tensor:
+    """Of each depth the mean over its valid rows, [D]: cross-entropy to the target, or 1 - sum min(p, q), mixed.
 
-    normed [B, A, H] @ output.T [H, V_d] are the head's logits. The target's mass outside of the draft vocabulary counts
-    in neither.
+    normed [B, A, H] of each depth @ output.T [H, V_d] are the head's logits; row a of depth k is compared with
+    `probs` [B, A + D - 1, V_d] at a + k where `is_valid` [B, A + D - 1] is there. The target's mass outside of the
+    draft vocabulary counts in neither.
     """
-    rows = is_valid.flatten().nonzero().flatten()
-    normed = normed.flatten(0, 1).index_select(0, rows)
-    flat = probs.flatten(0, 1)
-    loss: Tensor = _OutputLoss.apply(normed, output, flat, rows, overlap_share)  # type: ignore[no-untyped-call]
-    return loss / max(len(rows), 1)
+    size, span = normed[0].shape[1], probs.shape[1]
+    rows, places, counts = [], [], []
+    for depth, each in enumerate(normed):
+        sequence, row = is_valid[:, depth : depth + size].nonzero(as_tuple=True)
+        rows.append(each.flatten(0, 1).index_select(0, sequence * size + row))
+        places.append(sequence * span + row + depth)
+        counts.append(len(row))
+    given = (torch.cat(rows), output, probs.flatten(0, 1), torch.cat(places))
+    losses: Tensor = _OutputLoss.apply(*given, tuple(counts), overlap_share)  # type: ignore[no-untyped-call]
+    return losses / torch.tensor(counts, device=losses.device).clamp(min=1)
 
 
 class _OutputLoss(torch.autograd.Function):
-    """The sum of all rows' losses, with its gradient: block by block of rows, while they are in the cache, the logits
-    [N, V_d] become their own gradient. As a graph of single operations this took two thirds of a step on a CPU."""
+    """The sums of all rows' losses by depth, [D], with their gradient: block by block of rows, while they are in the
+    cache, the logits [N, V_d] become their own gradient. As a graph of single operations this took two thirds of a step
+    on a CPU. N is rounded up: of each new size oneDNN first has to make its products, which takes longer than they."""
 
     @staticmethod
-    def forward(ctx: Any, normed: Tensor, output: Tensor, probs: Tensor, rows: Tensor, overlap_share: float) -> Tensor:
+    def forward(
+        ctx: Any, normed: Tensor, output: Tensor, probs: Tensor, places: Tensor, counts: Sequence[int], share: float
+    ) -> Tensor:
         device = normed.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else output.dtype
-        loss = probs.new_zeros(())
+        sums = []
         with torch.autocast(device, enabled=False):
-            inputs = normed.to(dtype), output.to(dtype)
+            padding = -len(normed) % _ROWS_STEP
+            inputs = functional.pad(normed.to(dtype), (0, 0, 0, padding)), output.to(dtype)
             logits = inputs[0] @ inputs[1].T
-            for block, places in zip(torch.split(logits, _BLOCK_ROWS), torch.split(rows, _BLOCK_ROWS), strict=True):
-                of_block, gradient = _row_losses(block.to(probs.dtype), probs.index_select(0, places), overlap_share)
-                loss += of_block
-                block.copy_(gradient)
+            logits[len(normed) :] = 0
+            by_depth = torch.split(logits[: len(normed)], list(counts)), torch.split(places, list(counts))
+            for of_depth, at in zip(*by_depth, strict=True):
+                loss = probs.new_zeros(())
+                for block, rows in zip(torch.split(of_depth, _BLOCK_ROWS), torch.split(at, _BLOCK_ROWS), strict=True):
+                    of_block, gradient = _row_losses(block.to(probs.dtype), probs.index_select(0, rows), share)
+                    loss += of_block
+                    block.copy_(gradient)
+                sums.append(loss)
         ctx.save_for_backward(logits, *inputs)
-        ctx.dtypes = normed.dtype, output.dtype
-        return loss
+        ctx.counts, ctx.dtypes = torch.tensor([*counts, padding], device=normed.device), (normed.dtype, output.dtype)
+        return torch.stack(sums)
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, scales: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         gradient, normed, output = ctx.saved_tensors
+        scale = torch.cat((scales, scales.new_zeros(1))).repeat_interleave(ctx.counts)[:, None]
         of_normed = (gradient @ output).to(ctx.dtypes[0]) * scale
-        of_output = (gradient.T @ normed).to(ctx.dtypes[1]) * scale if ctx.needs_input_grad[1] else None
-        return of_normed, of_output, None, None, None
+        of_output = None
+        if ctx.needs_input_grad[1]:
+            of_output = (gradient.T @ (normed * scale).to(normed.dtype)).to(ctx.dtypes[1])
+        return of_normed[: len(normed) - int(ctx.counts[-1])], of_output, None, None, None, None
 
 
 def _row_losses(logits: Tensor, p: Tensor, overlap_share: float) -> tuple[Tensor, Tensor]:

@@ -230,6 +230,37 @@ def test_unverified_drafts_teach_what_would_have_been_accepted():
     assert control.survivals(0, draft)[3] / control.survivals(0, draft)[2] < 0.2
 
 
+@pytest.mark.parametrize(
+    ("guessed", "drafted", "level", "is_preferred"),
+    [(0.2, 0.9, 0.0005, True), (0.9, 0.2, 0.0005, False), (0.2, 0.9, 0.02, False), (0.6, 0.6, 0.0005, False)],
+)
+def test_a_better_draft_is_preferred_if_it_is_worth_its_price(guessed, drafted, level, is_preferred):
+    """Of two proposers that are right so often; at equal rates the draft that is there already is kept."""
+    source = random.Random(1)
+    control = Control(CostModel.profiled({1: 0.010, 2: 0.0105, 16: 0.016}, {"head": DraftCost(level=level)}))
+    for _ in range(200):
+        for name, rate in (("suffix", guessed), ("head", drafted)):
+            right = [source.random() < rate for _ in range(4)]
+            control.observe(0, Draft.chain([1 if each else 2 for each in right], name), [1] * 5)
+        control.select([0], [Draft.chain([1], "suffix")], 1)
+    assert control.prefers("head", [0], [Draft.chain([1] * 4, "suffix")], [4], 1) == [is_preferred]
+    assert control.prefers("head", [0], [Draft.chain([1] * 4, "suffix")], [0], 1) == [False]
+    assert control.prefers("head", [], [], [], 0) == []
+
+
+def test_a_draft_that_gave_way_teaches():
+    control = Control(CHEAP_ROWS)
+    draft = Draft.chain([1, 1, 2], "suffix")
+    for _ in range(60):
+        control.watch(0, draft)
+        control.observe(0, Draft.chain([1], "head"), [1])
+        control.observe(0, None, [1, 1])
+    control.select([0], [draft], 1)
+    survivals = control.survivals(0, draft)
+    assert survivals[1] > 0.9
+    assert survivals[2] / survivals[1] < 0.1
+
+
 def test_drafts_with_laws_are_cut_by_earlier_steps_alone():
     """The choice may not depend on the tokens that were drawn: not on confidences, which are of those tokens."""
     for confidences in [(0.01, 0.01), (0.99, 0.99), (0.01, 0.99)]:

@@ -122,7 +122,7 @@ def test_heads_see_what_transformers_computes(layout: str, target: Path, tmp_pat
     chooser.choose = remember
     outputs(engine)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="eager")
-    taps = engine.speculation.taps
+    taps = engine.speculation._with_weights.taps
     assert len(seen) > 100
     for token_ids, path, logits in seen[::7]:
         with torch.no_grad():

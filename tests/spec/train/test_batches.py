@@ -52,14 +52,14 @@ def test_a_batch_row_by_row() -> None:
     store = ExactStore(make_spans())
     chosen, depths = [3, 0, 2], 3
     batch = make_batch(store, chosen, depths, H, torch.device("cpu"))
-    assert batch.token_ids.shape == (3, 14 + depths)
-    assert batch.states.shape == (3, 13, 4 * H)
-    assert batch.next_states.shape == (3, 7 + depths - 1, H)
+    assert batch.token_ids.shape == (3, 65 + depths)
+    assert batch.states.shape == (3, 64, 4 * H)
+    assert batch.next_states.shape == (3, 64 + depths - 1, H)
     assert batch.num_rows == sum(store.spans[i].num_rows for i in chosen)
     for number, index in enumerate(chosen):
         span, captured = store.spans[index], store.read(index)
         length = len(span.token_ids)
-        assert batch.token_ids[number].tolist() == [*span.token_ids, *[0] * (14 + depths - length)]
+        assert batch.token_ids[number].tolist() == [*span.token_ids, *[0] * (65 + depths - length)]
         assert torch.equal(batch.states[number, : length - 1], captured.states[:-1])
         assert not batch.states[number, length - 1 :].any()
         valid = batch.is_valid[number].nonzero().flatten().tolist()
@@ -68,7 +68,7 @@ def test_a_batch_row_by_row() -> None:
         for row in valid:
             entry = int(batch.rows.index[number, row])
             assert entry == span.answer_start - 1 + row
-            assert batch.rows.reads[number, row].tolist() == [at <= entry for at in range(13)]
+            assert batch.rows.reads[number, row].tolist() == [at <= entry for at in range(64)]
             assert torch.equal(batch.next_states[number, row], captured.states[entry + 1, -H:])
             assert batch.log_totals[number, row] == captured.log_totals[entry + 1]
             assert batch.top_ids[number, row] == captured.top_ids[entry + 1]

@@ -20,7 +20,7 @@ from decodex.spec.train import loop
 from decodex.spec.train.batches import Batch, make_batch
 from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.loop import Trainee, check_folder, evaluate, train
-from decodex.spec.train.loss import depth_loss, target_probs
+from decodex.spec.train.loss import depth_losses, target_probs
 from decodex.spec.train.recipe import Recipe
 
 METHODS = get_args(Method)
@@ -286,7 +286,7 @@ def test_numbers_that_are_not_finite_are_named_and_change_no_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for value in ("nan", "inf"):
-        head, plain, num_calls = make_head("eagle3"), loop.depth_loss, 0
+        head, plain, num_calls = make_head("eagle3"), loop.depth_losses, 0
 
         def broken(*arguments: Any, value: str = value, plain: Any = plain) -> Tensor:
             nonlocal num_calls
@@ -296,7 +296,7 @@ def test_numbers_that_are_not_finite_are_named_and_change_no_weight(
 
         stopper = Stopper()
         with monkeypatch.context() as patched:
-            patched.setattr(loop, "depth_loss", broken)
+            patched.setattr(loop, "depth_losses", broken)
             complaint = f"batch 2 of epoch 0: the loss became {value}; a lower learning_rate may help"
             with pytest.raises(TrainingError, match=complaint):
                 run(tmp_path / value, head, progress=stopper)
@@ -308,14 +308,14 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_no_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its norm became nan, and with it every weight."""
-    head, plain = make_head("eagle3"), loop.depth_loss
+    head, plain = make_head("eagle3"), loop.depth_losses
     before = {name: weight.clone() for name, weight in head.weights.items()}
 
     def steep(*arguments: Any) -> Tensor:
         zero = head.weights["norm.weight"][0] * 0
         return plain(*arguments) + zero.sqrt()
 
-    monkeypatch.setattr(loop, "depth_loss", steep)
+    monkeypatch.setattr(loop, "depth_losses", steep)
     with pytest.raises(TrainingError, match="batch 0 of epoch 0: the gradient's norm became nan"):
         run(tmp_path, head)
     assert all(torch.equal(weight, before[name]) for name, weight in head.weights.items())
@@ -329,13 +329,11 @@ def test_gradients_are_of_the_decayed_sum_and_clipped(decay: float, method: Meth
     weights = head.weights
     for weight in weights.values():
         weight.requires_grad_(True)
-    probs, num_rows = target_probs(batch, HEAD[TARGET_IDS]), batch.rows.index.shape[1]
-    paired = head.module.pair(weights, batch.states)
-    total, losses = torch.zeros(()), []
-    for depth, normed in enumerate(head.module.depths(weights, batch.token_ids, paired, batch.rows, 3)):
-        span = slice(depth, depth + num_rows)
-        loss = depth_loss(normed, head.output, probs[:, span], batch.is_valid[:, span], 0.3)
-        total, losses = total + decay**depth * loss, [*losses, float(loss.detach())]
+    probs, paired = target_probs(batch, HEAD[TARGET_IDS]), head.module.pair(weights, batch.states)
+    normed = head.module.depths(weights, batch.token_ids, paired, batch.rows, 3)
+    losses = depth_losses(normed, head.output, probs, batch.is_valid, 0.3)
+    total = losses[0] + decay * losses[1] + decay**2 * losses[2]
+    losses = losses.tolist()
     expected = torch.autograd.grad(total, list(weights.values()))
     assert loop._gradients(head.trainee(), batch, 3, recipe) == pytest.approx(losses, abs=1e-6)
     for weight, gradient in zip(weights.values(), expected, strict=True):

@@ -14,7 +14,7 @@ from train_fakes import SHAPES, ExactStore, make_spans
 from decodex.spec.train.batches import make_batch
 from decodex.spec.train.head_module import Rows
 from decodex.spec.train.loop import Trainee, evaluate
-from decodex.spec.train.loss import depth_loss, target_probs
+from decodex.spec.train.loss import depth_losses, target_probs
 from decodex.spec.train.recipe import Recipe
 
 DEPTHS = 3
@@ -58,9 +58,24 @@ def test_the_loss_is_a_mean_over_valid_rows(share: float) -> None:
         entropy = -sum(x * math.log(y) for x, y in zip(p, q))
         overlap = sum(min(x, y) for x, y in zip(p, q))
         losses.append((1 - share) * entropy - share * overlap)
-    found = float(depth_loss(logits, torch.eye(5), probs, is_valid, share))
-    assert found == pytest.approx(sum(losses) / 5, rel=1e-5)
-    assert float(depth_loss(logits, torch.eye(5), probs, torch.zeros_like(is_valid), share)) == 0.0
+    found = depth_losses([logits], torch.eye(5), probs, is_valid, share)
+    assert found.tolist() == pytest.approx([sum(losses) / 5], rel=1e-5)
+    assert depth_losses([logits], torch.eye(5), probs, torch.zeros_like(is_valid), share).tolist() == [0.0]
+
+
+def test_each_depth_is_compared_with_its_own_rows() -> None:
+    """Together they are what each is alone: depth k with the target k rows further on."""
+    generator = torch.Generator().manual_seed(5)
+    normed = [torch.randn(2, 4, 6, generator=generator) for _ in range(3)]
+    output = torch.randn(7, 6, generator=generator)
+    probs = torch.randn(2, 6, 7, generator=generator).softmax(-1)
+    is_valid = torch.tensor([[True, True, True, False, False, False], [True, True, True, True, True, False]])
+    alone = [
+        float(depth_losses([each], output, probs[:, k : k + 4], is_valid[:, k : k + 4], 0.5)[0])
+        for k, each in enumerate(normed)
+    ]
+    assert len(set(alone)) == 3
+    assert depth_losses(normed, output, probs, is_valid, 0.5).tolist() == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -70,15 +85,15 @@ def test_the_loss_has_the_gradients_of_its_formula(share: float, monkeypatch: py
     generator = torch.Generator().manual_seed(4)
     normed = torch.randn(2, 4, 6, generator=generator, dtype=torch.float64, requires_grad=True)
     output = torch.randn(7, 6, generator=generator, dtype=torch.float64, requires_grad=True)
-    probs = 0.8 * torch.randn(2, 4, 7, generator=generator, dtype=torch.float64).softmax(-1)
-    is_valid = torch.tensor([[True, True, False, True], [True, False, True, True]])
+    probs = 0.8 * torch.randn(2, 3, 7, generator=generator, dtype=torch.float64).softmax(-1)
+    is_valid = torch.tensor([[True, False, True], [True, True, True]])
 
-    def loss(normed: Tensor, output: Tensor) -> Tensor:
-        return depth_loss(normed, output, probs, is_valid, share)
+    def loss(normed: Tensor, output: Tensor) -> Tensor:  # of two depths
+        return depth_losses([normed[:, :2], normed[:, 2:]], output, probs, is_valid, share)
 
     assert torch.autograd.gradcheck(loss, (normed, output))
-    frozen = loss(normed, output.detach())
-    assert torch.equal(*(torch.autograd.grad(each, normed)[0] for each in (frozen, loss(normed, output))))
+    frozen = loss(normed, output.detach()).sum()
+    assert torch.equal(*(torch.autograd.grad(each, normed)[0] for each in (frozen, loss(normed, output).sum())))
 
 
 class Seer:
