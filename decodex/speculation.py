@@ -311,7 +311,8 @@ class Speculation:
         ]
         start = time.perf_counter()
         drafts = self._with_weights.propose(views)
-        self._clock.note(len(asked), max(depths), time.perf_counter() - start)
+        if max(depths) > 0 or all(a.view.max_depth > 0 for a in asked):  # no prompts alone
+            self._clock.note(len(asked), max(depths), time.perf_counter() - start)
         for one, draft in zip(asked, drafts, strict=True):
             if draft and one.draft is not None and self._control is not None:
                 self._control.watch(one.view.key, one.draft)

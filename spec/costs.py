@@ -83,13 +83,17 @@ class DraftClock:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}  # of a depth, by the bits of the number of sequences
+        self._writing: dict[int, float] = {}  # of a call without drafts
 
     def note(self, num_views: int, depth: int, seconds: float) -> None:
-        """A `propose` took so long; one without drafts (depth 0) only wrote KV, which has to be done anyway."""
-        if depth > 0:
-            size, each = num_views.bit_length(), seconds / depth
-            known = self._seconds.get(size, each)
-            self._seconds[size] = known + CLOCK_WEIGHT * (min(each, 2 * known) - known)  # a prompt's call takes longer
+        """A `propose` for decoding sequences took so long; one without drafts (depth 0) wrote KV only, which has to be
+        done anyway, and is no cost of drafts."""
+        size = num_views.bit_length()
+        if depth == 0:
+            self._writing[size] = _towards(self._writing.get(size, seconds), seconds)
+            return
+        each = max(seconds - self._writing.get(size, 0.0), seconds / 4) / depth
+        self._seconds[size] = _towards(self._seconds.get(size, each), each)
 
     def cost(self, num_views: int) -> DraftCost:
         """Of a call for so many sequences: from calls for about as many; nothing before the first one."""
@@ -98,3 +102,7 @@ class DraftClock:
         size = num_views.bit_length()
         nearest = min(self._seconds, key=lambda known: abs(known - size))
         return DraftCost(level=self._seconds[nearest] * 2.0 ** max(0, size - nearest))
+
+
+def _towards(known: float, seconds: float) -> float:
+    return known + CLOCK_WEIGHT * (min(seconds, 2 * known) - known)  # a call may take long for reasons of its own

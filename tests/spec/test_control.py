@@ -332,7 +332,7 @@ def test_the_clock_follows_what_calls_take():
     """By the number of sequences, up and down; a call that also wrote a prompt's KV counts for little."""
     clock = DraftClock()
     assert clock.cost(1) == DraftCost()
-    clock.note(1, 0, 9.0)  # wrote KV only
+    clock.note(2, 0, 9.0)  # wrote KV only
     assert clock.cost(1) == DraftCost()
     clock.note(1, 4, 0.4)
     assert clock.cost(1).seconds(1, 4) == pytest.approx(0.4)
@@ -345,3 +345,16 @@ def test_the_clock_follows_what_calls_take():
     for _ in range(40):
         clock.note(1, 2, 0.1)
     assert clock.cost(1).level == pytest.approx(0.05, rel=1e-2)
+
+
+def test_writing_kv_is_no_cost_of_drafts():
+    clock = DraftClock()
+    for _ in range(40):
+        clock.note(1, 0, 0.3)
+        clock.note(1, 2, 0.3 + 2 * 0.1)
+        clock.note(1, 4, 0.3 + 4 * 0.1)
+    assert clock.cost(1).level == pytest.approx(0.1)
+    for _ in range(40):
+        clock.note(1, 0, 5.0)  # slower than drafting was: a quarter of what drafts take is taken to be their own
+    clock.note(1, 2, 0.4)
+    assert 0.05 <= clock.cost(1).level < 0.1
