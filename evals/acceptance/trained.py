@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from decodex import LLM, SamplingParams
+from decodex import LLM, RequestOutput, SamplingParams
 from decodex.cost_profile import step_costs
 
 if TYPE_CHECKING:
@@ -51,34 +52,45 @@ def trained(bench: Bench) -> dict[str, Any]:
     chosen = {name: TRAINED[name] for name in bench.options.trained_heads.split(";")}
     temperatures = {temperature for temperature, _ in chosen.values()}
     plain = {t: bench.run(flat, max_tokens=bench.options.trained_tokens, temperature=t)[0] for t in temperatures}
-    for name, (temperature, config) in chosen.items():
-        head = ROOT / "spec" / "heads" / bench.options.model / config["method"]
+    for method in dict.fromkeys(config["method"] for _, config in chosen.values()):
+        head = ROOT / "spec" / "heads" / bench.options.model / method
         if not head.is_dir():
-            print(f"{name}: no head in {head}", flush=True)
+            print(f"{method}: no head in {head}", flush=True)
             continue
         llm = LLM(
             bench.options.model,
-            max_num_seqs=16,
-            max_num_batched_tokens=1024,  # whole trees for all of them
-            speculative_config={"model": str(head), **config},
+            max_num_seqs=32,
+            max_num_batched_tokens=2048,  # whole trees for all of them
+            speculative_config={"model": str(head), "method": method, "control": False},
         )
-        params = SamplingParams(max_tokens=bench.options.trained_tokens, temperature=temperature, seed=1)
-        outputs = llm.generate(flat, params, use_tqdm=False)
-        assert tokens_of(outputs) == tokens_of(plain[temperature]), name
-        start, whole, tables = 0, Tally(), {}
-        for group in GROUPS:
-            tally = Tally()
-            part = outputs[start : start + len(prompts[group])]
-            start += len(part)
-            tally.add(part, 1.0, 1.0)
-            whole.add(part, 1.0, 1.0)
-            tables[group] = tally.report()
-        result[name] = {"all": whole.report(), **tables}
-        for table in result[name].values():
-            del table["speed"]
-        rates = {group: table["tokens_per_step"] for group, table in result[name].items()}
-        print(name, rates, result[name]["all"]["acceptance_by_depth"], flush=True)
+        for name, (temperature, config) in chosen.items():
+            if config["method"] == method:
+                shape = {field: value for field, value in config.items() if field != "method"}
+                params = SamplingParams(
+                    max_tokens=bench.options.trained_tokens, temperature=temperature, seed=1, speculative=shape
+                )
+                outputs = llm.generate(flat, params, use_tqdm=False)
+                assert tokens_of(outputs) == tokens_of(plain[temperature]), name
+                tables = _by_group(outputs, {group: len(prompts[group]) for group in GROUPS})
+                rates = {group: table["tokens_per_step"] for group, table in tables.items()}
+                print(name, rates, tables["all"]["acceptance_by_depth"], flush=True)
+                result[name] = {"questions": len(flat), "max_tokens": bench.options.trained_tokens, **tables}
     return result
+
+
+def _by_group(outputs: list[RequestOutput], sizes: dict[str, int]) -> dict[str, Any]:
+    """Reports of all outputs and of each group of them, which follow one another."""
+    start, whole, tables = 0, Tally(), {}
+    for group, size in sizes.items():
+        tally = Tally()
+        for each in (tally, whole):
+            each.add(outputs[start : start + size], 1.0, 1.0)
+        start += size
+        tables[group] = tally.report()
+    found = {"all": whole.report(), **tables}
+    for table in found.values():
+        del table["speed"]
+    return found
 
 
 def costs(bench: Bench) -> dict[str, Any]:
@@ -145,8 +157,11 @@ def gains(bench: Bench) -> dict[str, Any]:
             tally.add(outputs, seconds, plain_seconds)
         result[name] = tally.report()
         print(name, result[name], flush=True)
-    paces = kept_pace(engines, bench.prompts["mt_bench"], (8, 32), options)
-    for batch, pace in paces.items():
-        result[f"chat, batch {batch}"] = pace
-        print(f"chat, batch {batch}", pace, flush=True)
+    for size in (options.hurt_tokens, 4 * options.hurt_tokens):
+        paces = kept_pace(
+            engines, bench.prompts["mt_bench"], (8, 32), argparse.Namespace(**{**vars(options), "hurt_tokens": size})
+        )
+        for batch, pace in paces.items():
+            result[f"chat, batch {batch}, {size} tokens"] = pace
+            print(f"chat, batch {batch}, {size} tokens", pace, flush=True)
     return result
