@@ -171,7 +171,7 @@ def without_empty(pattern: Pattern) -> Pattern | None:
         return pattern
     if isinstance(pattern, Repeat):
         part = without_empty(pattern.part)
-        return None if part is None else Repeat(part, 1, pattern.high)
+        return None if part is None or pattern.high == 0 else Repeat(part, 1, pattern.high)
     assert isinstance(pattern, Concat | Choice), pattern
     kept: list[Pattern] = []
     for index, part in enumerate(pattern.parts):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toy_grammars import BACKENDS, VOCABULARY, check_finite, compiled, mask_of, replayed
 
@@ -95,6 +95,7 @@ GRAMMARS = pool_grammars()
 
 @settings(max_examples=10)
 @given(PATTERNS, st.randoms(use_true_random=False))
+@example(Repeat(Choice((Text("0"), Repeat(Text("0"), 0, 0))), 0, 2), random.Random(0))
 def test_masks_of_random_patterns_equal_their_members(pattern: Pattern, rng: random.Random) -> None:
     members = members_of(pattern)
     if members is None:
