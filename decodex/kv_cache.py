@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 __all__ = ["KVCache", "LayerKV"]
+
+# Elements that torch copies in the calling thread (its grain size). Above, its own second thread helps and then spins
+# for some 2 ms, in which it holds a core that the next kernels would use.
+SERIAL_ELEMENTS = 32767
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,15 @@ class KVCache:
         """Copy whole blocks (source, destination): the copy of copy-on-write."""
         for source, destination in pairs:
             a, b, n = source * self.block_size, destination * self.block_size, self.block_size
-            for pool in self._pools.values():
-                pool[:, b : b + n] = pool[:, a : a + n]
+            for layers in self._pieces(n):
+                layers[:, b : b + n] = layers[:, a : a + n]
 
     def copy_slots(self, source: Tensor, destination: Tensor) -> None:
         """Copy single slots, [N] int64 each; every source is read before any destination is written."""
+        for layers in self._pieces(source.shape[0]):
+            layers[:, destination] = layers[:, source]
+
+    def _pieces(self, num_slots: int) -> Iterator[Tensor]:
+        """The layers, as many at a time as have no more than SERIAL_ELEMENTS in so many slots."""
         for pool in self._pools.values():
-            pool[:, destination] = pool[:, source]
+            yield from torch.split(pool, max(SERIAL_ELEMENTS // (num_slots * pool[0, 0].numel()), 1))

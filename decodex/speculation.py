@@ -108,6 +108,7 @@ class Speculation:
 
     def propose(self, batch: StepBatch, output: StepOutput, forward: ForwardOutput) -> None:
         """Draft for the sequences that decode next, into their `draft`."""
+        self._num_steps += 1
         asked = self._asked(batch, output)
         if not asked:
             return
@@ -194,11 +195,12 @@ class Speculation:
     def _is_resting(self, seq: RequestSequence, config: SpeculativeConfig) -> bool:
         """Whether there was nothing to draft for so long that it is asked now and then only: asking costs time too.
 
-        What a grammar forces and what was predicted may come at any time, and soon be over.
+        All such are asked in the same step, so that most steps of a large batch ask nobody. What a grammar forces and
+        what was predicted may come at any time, and soon be over.
         """
         if not config.control or seq.constrained is not None or seq.request.prediction:
             return False
-        return self._misses.get(_key(seq), 0) >= PATIENCE and len(seq.token_ids) % REST != 0
+        return self._misses.get(_key(seq), 0) >= PATIENCE and self._num_steps % REST != 0
 
     def _view(
         self,
@@ -277,7 +279,7 @@ class Speculation:
         What falls behind stays so: hidden states are not kept. Prompts are still written, for the prefix cache.
         """
         assert self._with_weights is not None
-        name, self._num_steps = self._with_weights.name, self._num_steps + 1
+        name = self._with_weights.name
         if self._control is None or num_sequences < MANY or self._num_steps % LOOK_AGAIN < 2 * MODEL_PATIENCE:
             return
         if self._control.num_idle(name) >= MODEL_PATIENCE:
