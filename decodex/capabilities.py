@@ -258,7 +258,7 @@ def _engines() -> dict[str, Callable[[], Any]]:
     eagle3 = SpeculativeConfig(method="eagle3", model="head")
     model: Any = SimpleNamespace(name="gpt2")
     return {
-        "a method with weights x no `model`": lambda: SpeculativeConfig(method="eagle3"),
+        "a method with weights x no `model`": lambda: SpeculativeConfig(method="draft_model"),
         "a method without weights x `model`": lambda: SpeculativeConfig(method="suffix", model="head"),
         "`speculative_config` x `spec_method`": lambda: EngineConfig(speculative_config=True, spec_method="suffix"),
         "a head x a model that runs through transformers": lambda: target_parts(model, torch.device("cpu")),

@@ -35,6 +35,7 @@ FIELD = "speculative"
 AUTO = "auto"  # of an engine: the head that comes with its model
 WITHOUT_WEIGHTS = ("forced", "prediction", "suffix", "ngram")
 WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "mtp")
+MAY_COME_WITH_THE_MODEL = ("eagle3", "mtp")
 HeadQuantization = Literal["auto", "none", "int8"]
 METHODS = (*WITHOUT_WEIGHTS, *WITH_WEIGHTS, "cascade")
 DEFAULT_CASCADE = ("forced", "prediction", "suffix")
@@ -112,7 +113,9 @@ class SpeculativeConfig:
 
     method: str = option(default="cascade", help="who guesses", choices=METHODS, check=OneOf(METHODS))
     model: str | None = option(
-        default=None, help="the draft model or head (draft_model, eagle, eagle3, mtp)", check=ModelName()
+        default=None,
+        help="the draft model or head (draft_model, eagle, eagle3, mtp); eagle3 and mtp may come with the model",
+        check=ModelName(),
     )
     num_speculative_tokens: int | None = option(
         default=None, help="deepest draft; default by method", check=Int(1, MAX_DEPTH)
@@ -173,7 +176,7 @@ class SpeculativeConfig:
         if self.verification != "coupled" and self.with_weights is not None and is_grown:
             hint = "a grown tree looks at the tokens that were drawn, which would change the distribution"
             raise RequestError("tree", self.tree, "widths by depth beside verification='rejection'", hint)
-        if self.with_weights is not None and self.model is None:
+        if self.with_weights not in (None, *MAY_COME_WITH_THE_MODEL) and self.model is None:
             raise RequestError("model", None, f"the checkpoint of the {self.with_weights}")
         if self.with_weights is None and self.model is not None:
             named = f"one of {', '.join(WITH_WEIGHTS)} as the method beside it"

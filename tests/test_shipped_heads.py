@@ -9,15 +9,17 @@ from fakes import FakeModel, make_engine
 
 from decodex import EngineConfig, SamplingParams
 from decodex.cli.flags import Parser, add_flags, given
+from decodex.errors import RequestError
 from decodex.shipped_heads import HEADS, shipped_head, with_speculation
 from decodex.speculative_config import AUTO, SpeculativeConfig
 
 
 @pytest.fixture
 def heads(tmp_path):
-    """A folder with a head for the fake model, and one for another."""
-    for name, digest in (("another", "0" * 64), ("fake", FakeModel.weights_digest)):
-        folder = tmp_path / name / "eagle3"
+    """A folder with two heads for the fake model, and one for another."""
+    ours = FakeModel.weights_digest
+    for name, digest in (("another/eagle3", "0" * 64), ("fake/eagle3", ours), ("fake/mtp", ours)):
+        folder = tmp_path / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps({"target_weights_digest": digest}))
     return tmp_path
@@ -28,7 +30,24 @@ def test_the_head_of_these_weights_is_found(heads):
     assert config.speculative_config == SpeculativeConfig(
         cascade=["forced", "prediction", "suffix", "eagle3"], model=str(heads / "fake" / "eagle3")
     )
-    assert shipped_head("1" * 64, heads) is None
+    assert shipped_head("1" * 64, folder=heads) is None
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_a_method_without_a_model_means_the_shipped_head(heads, method):
+    config = with_speculation(EngineConfig(speculative_config={"method": method, "tree": [2, 1]}), FakeModel(), heads)
+    assert config.speculative_config == SpeculativeConfig(
+        method=method, tree=[2, 1], model=str(heads / "fake" / method)
+    )
+
+
+def test_without_a_shipped_head_a_module_is_looked_for_in_the_model_and_a_head_is_missed(tmp_path):
+    config = with_speculation(EngineConfig(model="m", speculative_config={"method": "mtp"}), FakeModel(), tmp_path)
+    assert config.speculative_config == SpeculativeConfig(method="mtp", model="m")
+    with pytest.raises(RequestError, match=r"speculative_config\.model: got None, .* no head comes with these weights"):
+        with_speculation(EngineConfig(speculative_config={"method": "eagle3"}), FakeModel(), tmp_path)
+    with pytest.raises(RequestError, match=r"speculative_config\.model: got None, expected the checkpoint of"):
+        EngineConfig(speculative_config={"method": "eagle"})
 
 
 def test_it_is_looked_for_without_a_word_about_it():
