@@ -140,7 +140,7 @@ class Engine:
         files = resolve_model(config.model)
         tokenizer = Tokenizer(files.path)
         model = load_model(files, dtype=config.dtype, quantization=config.quantization, device=device)
-        config = with_speculation(config, model)
+        config = with_speculation(config, model, files.path)
         engine = Engine(config, model, tokenizer, device, drafter=_drafter(config, model, tokenizer, device))
         if config.speculative_config is not False:
             engine.speculation.begin_control(step_costs(model, engine.fingerprint, device))

@@ -29,8 +29,10 @@ def shipped_head(weights_digest: str, method: str = METHOD, folder: Path = HEADS
     return None
 
 
-def with_speculation(config: EngineConfig, model: CausalLM, folder: Path = HEADS) -> EngineConfig:
-    """The config with its head decided, where it names none.
+def with_speculation(
+    config: EngineConfig, model: CausalLM, checkpoint: Path | None = None, folder: Path = HEADS
+) -> EngineConfig:
+    """The config with its head decided, where it names none. `checkpoint`: the folder of the model.
 
     `speculative_config="auto"` is the model's shipped head behind what costs nothing, or for a model without one no
     speculation unless a request asks for it. eagle3 and mtp without `model` are the shipped head too; an MTP module may
@@ -48,5 +50,5 @@ def with_speculation(config: EngineConfig, model: CausalLM, folder: Path = HEADS
     if head is None and wanted.with_weights != "mtp":
         expected = f"the checkpoint of the {wanted.with_weights}"
         raise RequestError("speculative_config.model", None, expected, "no head comes with these weights")
-    found = dataclasses.replace(wanted, model=config.model if head is None else str(head))
+    found = dataclasses.replace(wanted, model=str(head or checkpoint or config.model))
     return dataclasses.replace(config, speculative_config=found)

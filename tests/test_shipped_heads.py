@@ -26,7 +26,7 @@ def heads(tmp_path):
 
 
 def test_the_head_of_these_weights_is_found(heads):
-    config = with_speculation(EngineConfig(speculative_config=AUTO), FakeModel(), heads)
+    config = with_speculation(EngineConfig(speculative_config=AUTO), FakeModel(), folder=heads)
     assert config.speculative_config == SpeculativeConfig(
         cascade=["forced", "prediction", "suffix", "eagle3"], model=str(heads / "fake" / "eagle3")
     )
@@ -35,17 +35,21 @@ def test_the_head_of_these_weights_is_found(heads):
 
 @pytest.mark.parametrize("method", ["eagle3", "mtp"])
 def test_a_method_without_a_model_means_the_shipped_head(heads, method):
-    config = with_speculation(EngineConfig(speculative_config={"method": method, "tree": [2, 1]}), FakeModel(), heads)
+    config = with_speculation(
+        EngineConfig(speculative_config={"method": method, "tree": [2, 1]}), FakeModel(), folder=heads
+    )
     assert config.speculative_config == SpeculativeConfig(
         method=method, tree=[2, 1], model=str(heads / "fake" / method)
     )
 
 
 def test_without_a_shipped_head_a_module_is_looked_for_in_the_model_and_a_head_is_missed(tmp_path):
-    config = with_speculation(EngineConfig(model="m", speculative_config={"method": "mtp"}), FakeModel(), tmp_path)
+    config = with_speculation(
+        EngineConfig(model="m", speculative_config={"method": "mtp"}), FakeModel(), folder=tmp_path
+    )
     assert config.speculative_config == SpeculativeConfig(method="mtp", model="m")
     with pytest.raises(RequestError, match=r"speculative_config\.model: got None, .* no head comes with these weights"):
-        with_speculation(EngineConfig(speculative_config={"method": "eagle3"}), FakeModel(), tmp_path)
+        with_speculation(EngineConfig(speculative_config={"method": "eagle3"}), FakeModel(), folder=tmp_path)
     with pytest.raises(RequestError, match=r"speculative_config\.model: got None, expected the checkpoint of"):
         EngineConfig(speculative_config={"method": "eagle"})
 
@@ -60,11 +64,11 @@ def test_it_is_looked_for_without_a_word_about_it():
 @pytest.mark.parametrize("value", [None, False, True, {"method": "suffix"}])
 def test_what_was_asked_for_stays(heads, value):
     config = EngineConfig(speculative_config=value)
-    assert with_speculation(config, FakeModel(), heads) is config
+    assert with_speculation(config, FakeModel(), folder=heads) is config
 
 
 def test_a_model_without_a_head_speculates_on_request_only(tmp_path):
-    config = with_speculation(EngineConfig(speculative_config=AUTO), FakeModel(), tmp_path)
+    config = with_speculation(EngineConfig(speculative_config=AUTO), FakeModel(), folder=tmp_path)
     assert config.speculative_config is None
     engine = make_engine(speculative_config=AUTO)
     assert engine.admission.admit([1], SamplingParams()).speculation is None
