@@ -16,7 +16,7 @@ from decodex.kernels.layer import FusedLayer, LayerParts, Piece, fuse_layer
 from decodex.kernels.linear import PackedLinear
 from decodex.kernels.norm import rms_norm
 from decodex.kernels.rope import rope_and_store_
-from decodex.spec.head_weights import HeadError, HeadWeights
+from decodex.spec.head_weights import HeadError, HeadWeights, read_count
 from decodex.spec.target import KVLayer
 
 __all__ = ["DecoderLayer", "Entries", "LayerConfig", "Rotary"]
@@ -64,29 +64,31 @@ class LayerConfig:
         """From config.json; HeadError names a field that is missing or out of range."""
         if config.get("hidden_act", "silu") not in ("silu", "swish"):
             raise HeadError(f"config.json: field hidden_act is {config['hidden_act']!r}, expected 'silu'")
-        heads, hidden = _count(config, "num_attention_heads"), _count(config, "hidden_size")
-        kv_heads = int(config.get("num_key_value_heads") or heads)
-        head_dim = int(config.get("head_dim") or hidden // heads)
+        heads, hidden = read_count(config, "num_attention_heads"), read_count(config, "hidden_size")
+        kv_heads = read_count(config, "num_key_value_heads", heads)
+        head_dim = read_count(config, "head_dim", hidden // heads)
         if heads % kv_heads:
             raise HeadError(f"config.json: num_attention_heads {heads} is no multiple of the {kv_heads} KV heads")
         kinds = config.get("layer_types") or ["full_attention"]
+        if not isinstance(kinds, Sequence):
+            raise HeadError(f"config.json: field layer_types is {kinds!r}, expected a list")
         is_sliding = kinds[min(layer, len(kinds) - 1)] == "sliding_attention"
         return LayerConfig(
             hidden_size=hidden,
-            intermediate_size=_count(config, "intermediate_size"),
+            intermediate_size=read_count(config, "intermediate_size"),
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=float(config.get("rms_norm_eps") or 1e-6),
-            window=_count(config, "sliding_window") if is_sliding else 0,
+            rms_norm_eps=_epsilon(config),
+            window=read_count(config, "sliding_window") if is_sliding else 0,
         )
 
 
-def _count(config: Mapping[str, Any], field: str) -> int:
-    value = config.get(field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise HeadError(f"config.json: field {field} is {value!r}, expected a whole number above 0")
-    return value
+def _epsilon(config: Mapping[str, Any]) -> float:
+    value = config.get("rms_norm_eps") or 1e-6
+    if not isinstance(value, (int, float)) or not 0 < value < 1:
+        raise HeadError(f"config.json: field rms_norm_eps is {value!r}, expected a number between 0 and 1")
+    return float(value)
 
 
 class Rotary:
@@ -128,8 +130,8 @@ class DecoderLayer:
         self._config, self._q_dim, self._scale = config, q_dim, dim**-0.5
         self._gate: PackedLinear | None = None
         if weights.shape(f"{attn}q_proj.weight") == (2 * q_dim, width):
-            both = weights.take(f"{attn}q_proj.weight", (2 * q_dim, width)).view(config.num_heads, 2, dim, width)
-            keys = [weights.take(f"{attn}{name}_proj.weight", (kv_dim, width)) for name in "kv"]
+            both = weights.take_weight(f"{attn}q_proj.weight", (2 * q_dim, width)).view(config.num_heads, 2, dim, width)
+            keys = [weights.take_weight(f"{attn}{name}_proj.weight", (kv_dim, width)) for name in "kv"]
             self._qkv = weights.pack(torch.cat([both[:, 0].reshape(q_dim, width), *keys]))
             self._gate = weights.pack(both[:, 1].reshape(q_dim, width))
         else:

@@ -11,7 +11,7 @@ from torch import Tensor
 from decodex.kernels.norm import rms_norm
 from decodex.spec.decoder_layer import DecoderLayer, Entries, LayerConfig, Rotary
 from decodex.spec.head import load_embedding
-from decodex.spec.head_weights import HeadError, HeadWeights
+from decodex.spec.head_weights import HeadError, HeadWeights, read_count
 from decodex.spec.target import StepTensors, TargetParts
 
 __all__ = ["EagleHead"]
@@ -27,7 +27,7 @@ class EagleHead:
 
     def __init__(self, config: Mapping[str, Any], weights: HeadWeights, target: TargetParts) -> None:
         """`config`: the checkpoint's config.json. HeadError names what is missing, unknown or misshapen."""
-        num_layers = int(config.get("num_hidden_layers") or 1)
+        num_layers = read_count(config, "num_hidden_layers", 1)
         layers = [LayerConfig.read(config, index) for index in range(num_layers)]
         hidden = layers[0].hidden_size
         if hidden != target.hidden_size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from decodex.kernels.norm import rms_norm
 from decodex.spec.decoder_layer import DecoderLayer, Entries, LayerConfig, Rotary
 from decodex.spec.head import load_embedding, load_vocabulary
-from decodex.spec.head_weights import HeadError, HeadWeights
+from decodex.spec.head_weights import HeadError, HeadWeights, read_count, read_section
 from decodex.spec.target import StepTensors, TargetParts
 
 __all__ = ["Eagle3Head", "LayerIds", "tap_layers"]
@@ -26,7 +26,7 @@ def tap_layers(config: Mapping[str, Any], num_layers: int, layer_ids: LayerIds =
     `layer_ids` says what eagle_aux_hidden_state_layer_ids count: outputs of layers, or inputs (one more). "auto":
     outputs where the field is nested in `eagle_config`, inputs at the top level of a `speculators` checkpoint.
     """
-    nested = config.get("eagle_config") or {}
+    nested = read_section(config, "eagle_config")
     ids = nested.get("eagle_aux_hidden_state_layer_ids")
     is_input = layer_ids == "input"
     if ids is None:
@@ -36,7 +36,11 @@ def tap_layers(config: Mapping[str, Any], num_layers: int, layer_ids: LayerIds =
         layers: tuple[int, ...] = (1, num_layers // 2 - 1, num_layers - 4)
         given = "the default taps of EAGLE-3"
     else:
-        layers = tuple(int(index) - is_input for index in ids)
+        if not isinstance(ids, Sequence) or not all(type(index) is int for index in ids):
+            raise HeadError(
+                f"config.json: field eagle_aux_hidden_state_layer_ids is {ids!r}, expected numbers of layers"
+            )
+        layers = tuple(index - is_input for index in ids)
         given = f"eagle_aux_hidden_state_layer_ids {list(ids)} ({'inputs' if is_input else 'outputs'} of layers)"
     if not layers or min(layers) < 0 or max(layers) >= num_layers:
         raise HeadError(f"config.json: {given} need the outputs of layers {list(layers)}, the target has {num_layers}")
@@ -53,11 +57,11 @@ class Eagle3Head:
         self, config: Mapping[str, Any], weights: HeadWeights, target: TargetParts, layer_ids: LayerIds = "auto"
     ) -> None:
         """`config`: the checkpoint's config.json. HeadError names what is missing, unknown or misshapen."""
-        shape = {**config, **(config.get("transformer_layer_config") or {})}
+        shape = {**config, **read_section(config, "transformer_layer_config")}
         flags = {name: bool(_flag(config, name)) for name in _FLAGS}
         self.taps = tap_layers(config, target.num_layers, layer_ids)
         layer = LayerConfig.read(shape)
-        hidden, width = layer.hidden_size, int(config.get("target_hidden_size") or target.hidden_size)
+        hidden, width = layer.hidden_size, read_count(config, "target_hidden_size", target.hidden_size)
         if width != target.hidden_size:
             raise HeadError(f"config.json: target_hidden_size is {width}, the target's is {target.hidden_size}")
         if int(shape.get("num_hidden_layers") or 1) != 1:
@@ -112,5 +116,5 @@ class Eagle3Head:
 
 
 def _flag(config: Mapping[str, Any], name: str) -> Any:
-    nested = config.get("eagle_config") or {}
+    nested = read_section(config, "eagle_config")
     return nested.get(name, config.get(name, False))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decodex.spec.decoder_layer import Entries
-from decodex.spec.head_weights import HeadError, HeadWeights
+from decodex.spec.head_weights import HeadError, HeadWeights, read_count
 from decodex.spec.target import KVLayer, StepTensors, TargetParts
 
 __all__ = ["Head", "load_embedding", "load_vocabulary"]
@@ -53,7 +53,7 @@ def load_vocabulary(
     weights: HeadWeights, config: Mapping[str, Any], target: TargetParts, name: str = "d2t"
 ) -> Tensor | None:
     """The token map of a reduced vocabulary (`d2t` holds target id - draft id), None for the target's own."""
-    size = int(config.get("draft_vocab_size") or target.vocab_size)
+    size = read_count(config, "draft_vocab_size", target.vocab_size)
     if name not in weights:
         if size != target.vocab_size:
             raise HeadError(f"{weights.source}: tensor {name or 'd2t'!r} is missing, draft_vocab_size is {size}")

@@ -14,11 +14,31 @@ from torch import Tensor
 
 from decodex.kernels.linear import Kind, PackedLinear, pack_linear
 
-__all__ = ["HeadError", "HeadWeights"]
+__all__ = ["HeadError", "HeadWeights", "read_count", "read_section"]
 
 
 class HeadError(ValueError):
     """A head's checkpoint or config that can't be used, named by file, tensor or field."""
+
+
+def read_count(config: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    """A whole number above 0 from config.json; `default` where the field is absent, null or 0, else HeadError."""
+    value = config.get(field)
+    if default is not None and (value is None or value == 0):
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise HeadError(f"config.json: field {field} is {value!r}, expected a whole number above 0")
+    return value
+
+
+def read_section(config: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    """An object within config.json, empty where it is absent or null; else HeadError."""
+    value = config.get(field)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise HeadError(f"config.json: field {field} is {value!r}, expected an object")
+    return value
 
 
 class HeadWeights:
@@ -83,6 +103,13 @@ class HeadWeights:
         self._taken.add(name)
         return tensor
 
+    def take_weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The same of a tensor of weights: HeadError where it holds whole numbers (a quantized one, or another's)."""
+        tensor = self.take(name, shape)
+        if not tensor.is_floating_point():
+            raise HeadError(f"{self.source}: tensor {name!r} is {tensor.dtype}, expected floating-point numbers")
+        return tensor
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The stored shape, for sizes that no config gives; HeadError if the tensor is absent."""
         if name not in self._readers:
@@ -91,21 +118,21 @@ class HeadWeights:
 
     def vector(self, name: str, size: int, offset: float = 0.0) -> Tensor:
         """A norm's weight plus `offset`, fp32 on the device."""
-        vector = self.take(name, (size,)).to(self.device, torch.float32) + offset
+        vector = self.take_weight(name, (size,)).to(self.device, torch.float32) + offset
         self.nbytes += 4 * size
         return vector
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
         """A plain matrix on the device, in the dtype that is held."""
-        matrix = self._held(self.take(name, shape))
+        matrix = self._held(self.take_weight(name, shape))
         self.nbytes += matrix.numel() * matrix.element_size()
         return matrix
 
     def linear(self, names: Sequence[str], sizes: Sequence[int], in_features: int) -> PackedLinear:
         """The layers `names` [size, in_features] stacked, with biases where the checkpoint has them (all or none)."""
-        weights = [self.take(f"{name}.weight", (size, in_features)) for name, size in zip(names, sizes)]
+        weights = [self.take_weight(f"{name}.weight", (size, in_features)) for name, size in zip(names, sizes)]
         has_bias = any(f"{name}.bias" in self for name in names)
-        biases = [self.take(f"{name}.bias", (size,)) for name, size in zip(names, sizes)] if has_bias else []
+        biases = [self.take_weight(f"{name}.bias", (size,)) for name, size in zip(names, sizes)] if has_bias else []
         return self.pack(torch.cat(weights) if len(weights) > 1 else weights[0], torch.cat(biases) if biases else None)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:

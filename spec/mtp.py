@@ -127,7 +127,7 @@ class MtpHead:
     ) -> Callable[[Tensor], Tensor]:
         """The output layer: the checkpoint's copy or the target's, and of it the rows that are drafted."""
         if name in weights:
-            rows = weights.take(name, (target.vocab_size, hidden))
+            rows = weights.take_weight(name, (target.vocab_size, hidden))
             return weights.pack(rows if self.token_map is None else rows[self.token_map.to(rows.device)])
         return target.head if self.token_map is None else weights.pack(target.head_rows(self.token_map))
 

@@ -126,9 +126,9 @@ def rope_frequencies(config: LlamaConfig) -> Tensor:
     """
     rope, dim = config.rope, config.head_dim
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-    frequencies = 1.0 / (float(rope["rope_theta"]) ** exponents)
+    frequencies = 1.0 / (_rope_number(rope, "rope_theta") ** exponents)
     if rope["rope_type"] == "linear":
-        return frequencies / float(_rope_number(rope, "factor"))
+        return frequencies / _rope_number(rope, "factor")
     if rope["rope_type"] != "llama3":
         return frequencies
     factor = _rope_number(rope, "factor")

@@ -79,6 +79,13 @@ def test_bad_config_field(fresh_folder: Fresh, field: str, value: object) -> Non
         load(folder)
 
 
+def test_bad_rope_base(fresh_folder: Fresh) -> None:
+    folder = fresh_folder("llama")
+    edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": "x"})
+    with pytest.raises(ModelError, match=r"config\.json: rope field rope_theta is 'x', expected a number above 0"):
+        load(folder)
+
+
 def test_unknown_architecture(fresh_folder: Fresh) -> None:
     folder = fresh_folder("llama")
     edit_config(folder, architectures=["GizmoForCausalLM"], model_type="gizmo")

@@ -50,6 +50,21 @@ REFUSED = {
         "'embed_tokens.weight' is missing, and the target's is 16 wide, not 12",
     ),
     "embedding": ({"hidden_size": 8}, {}, r"'fc.weight' has shape"),
+    "numbers of layers": (
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": "x"}},
+        {},
+        "layer_ids is 'x', expected",
+    ),
+    "a list as an object": ({"eagle_config": [1]}, {}, r"eagle_config is \[1\], expected an object"),
+    "a text as a number": ({"draft_vocab_size": "9"}, {}, "draft_vocab_size is '9', expected a whole number"),
+    "KV heads": ({"num_key_value_heads": -1}, {}, "num_key_value_heads is -1, expected a whole number"),
+    "kinds of layers": ({"layer_types": 5}, {}, "layer_types is 5, expected a list"),
+    "epsilon": ({"rms_norm_eps": "small"}, {}, "rms_norm_eps is 'small', expected a number"),
+    "whole numbers as weights": (
+        {},
+        {"norm.weight": torch.ones(16, dtype=torch.int32)},
+        "'norm.weight' is torch.int32",
+    ),
 }
 
 
