@@ -24,6 +24,7 @@ from decodex.spec.train.states import StateStore, checksum
 __all__ = ["Trainee", "check_folder", "evaluate", "train"]
 
 CHECKPOINT, HISTORY = "checkpoint.pt", "history.json"
+HEAD_FILES = ("model.safetensors", "config.json")  # of a head that a folder holds
 _BETAS = (0.9, 0.95)
 
 
@@ -44,12 +45,17 @@ class Trainee:
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """TrainingError where there is nothing to go on from, or without `resume` a training that would be lost."""
+    """TrainingError where there is nothing to go on from, or without `resume` a training or head that would be lost."""
     path = folder / CHECKPOINT
+    if folder.exists() and not folder.is_dir():
+        raise TrainingError(f"{folder}: is no folder")
     if resume and not path.is_file():
         raise TrainingError(f"{path}: no checkpoint to go on from")
     if path.exists() and not resume:
         raise TrainingError(f"{path}: is there already: go on from it (resume), or train in another folder")
+    for name in HEAD_FILES:
+        if (folder / name).exists() and not resume:
+            raise TrainingError(f"{folder / name}: is there already: train in another folder")
 
 
 def train(

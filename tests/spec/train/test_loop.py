@@ -266,6 +266,15 @@ def test_a_training_is_not_lost_to_one_that_starts_anew(tmp_path: Path) -> None:
     check_folder(tmp_path, True)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_head_is_not_lost_to_a_training(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("a head")
+    with pytest.raises(TrainingError, match=rf"{name}: is there already: train in another folder"):
+        run(tmp_path)
+    with pytest.raises(TrainingError, match=rf"{name}: is no folder"):
+        check_folder(tmp_path / name, False)
+
+
 @pytest.mark.parametrize("damage", [b"", b"no checkpoint", "cut", "other"])
 def test_a_damaged_checkpoint_is_named(damage: bytes | str, tmp_path: Path) -> None:
     with pytest.raises(Stop):
