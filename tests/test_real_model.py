@@ -165,3 +165,26 @@ def test_text_is_the_tokens_decoded_at_once(llm, prompts):
         assert output.outputs[0].text.startswith(shown)
         shown = output.outputs[0].text
     assert shown == llm.tokenizer.decode(output.outputs[0].token_ids)
+
+
+@pytest.fixture(scope="module")
+def plain(folder, prompts):
+    """The seeded answers without any speculation."""
+    return answers(LLM(folder, kv_cache_gib=0.5, speculative_config=False), prompts)
+
+
+def test_what_is_on_by_default_changes_no_token(seeded, plain):
+    assert seeded == plain
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_a_shipped_head_drafts_well_and_changes_no_token(folder, prompts, plain, method):
+    """More than a quarter of its first guesses are right at temperature 0.8; one in 49,152 would be by chance."""
+    config = {"method": method, "num_speculative_tokens": 4, "control": False}
+    llm = LLM(folder, kv_cache_gib=0.5, speculative_config=config)
+    outputs = llm.generate(prompts, SEEDED, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == plain
+    found = [output.metrics.speculation for output in outputs]
+    drafted, accepted = sum(each.drafted_at[0] for each in found), sum(each.accepted_at[0] for each in found)
+    assert drafted > 32 * NUM_NEW / 5
+    assert accepted > drafted / 4
