@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from decodex.models.llama_config import LlamaConfig, rope_frequencies
 from decodex.models.source import read_json
-from decodex.spec.head_weights import HeadWeights
+from decodex.spec.head_weights import HeadWeights, write_tensors
 from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.head_module import HeadModule, new_weights
 from decodex.spec.train.loop import Trainee, check_folder, train
@@ -64,6 +63,7 @@ def train_head(
     target = TrainingTarget.load(job.model, job.device, job.precision)
     config = head_config(target.files.config, method, target.taps, recipe)
     config["target_weights_digest"] = target.model.weights_digest
+    known = None if job.init is None else _read_head(job.init, config)
     spans, kept = _spans(target, job)
     folder = job.states or out / "states"
     stores = (
@@ -71,7 +71,6 @@ def train_head(
         _capture(target, kept, folder / "held_out", progress),
     )
     answers = [span.token_ids[span.answer_start :] for span in spans]
-    known = None if job.init is None else _read_head(job.init, config)
     if known is None:
         vocabulary, coverage = draft_vocabulary(answers, recipe.draft_vocab_size, target.model.vocab_size)
     else:
@@ -109,7 +108,7 @@ def train_head(
     report = {
         "method": method,
         "model": target.files.name,
-        "recipe": asdict(recipe),
+        "recipe": {**asdict(recipe), "draft_vocab_size": len(vocabulary)},  # with `init` the known head's
         "sequences": len(spans),
         "answer_tokens": sum(map(len, answers)),
         "vocabulary_coverage": round(coverage, 4),
@@ -161,7 +160,7 @@ def write_head(
     vocab_size: int,
 ) -> None:
     """model.safetensors (fp16) and config.json of a head; the draft vocabulary as `d2t` (target id - draft id)."""
-    tensors = {name: weight.detach().half().contiguous().cpu() for name, weight in weights.items()}
+    tensors = {name: weight.detach().half().cpu() for name, weight in weights.items()}
     ids = torch.tensor(vocabulary)
     offsets = ids - torch.arange(len(vocabulary))
     if method == "eagle3":
@@ -170,9 +169,7 @@ def write_head(
     else:
         tensors[f"model.layers.{config['num_hidden_layers']}.shared_head.d2t"] = offsets
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "model.safetensors.partial"
-    save_file(tensors, partial, metadata={"format": "pt"})
-    partial.replace(folder / "model.safetensors")
+    write_tensors(folder, tensors)
     (folder / "config.json").write_text(json.dumps(dict(config), indent=1) + "\n", encoding="utf-8")
 
 
@@ -185,6 +182,8 @@ class _KnownHead:
 def _read_head(folder: Path, config: Mapping[str, Any]) -> _KnownHead:
     """A head that was written by `write_head`, to train further; TrainingError where it has another shape."""
     found = read_json(folder / "config.json")
+    if found.get("target_weights_digest") != config["target_weights_digest"]:
+        _log.warning("%s: a head to start from, trained for other weights or by others", folder)
     for field in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "eagle_config"):
         if found.get(field) != config.get(field):
             raise TrainingError(f"{folder / 'config.json'}: {field} is {found.get(field)}, not {config.get(field)}")
@@ -213,9 +212,8 @@ def _spans(target: TrainingTarget, job: HeadTraining) -> tuple[list[Span], list[
     held = [span for r in kept if (span := Span.of(r, limit))]
     if not spans or not held:
         files = ", ".join(map(str, data))
-        raise TrainingError(
-            f"{files}: {len(spans)} sequences to train on and {len(held)} to evaluate on, none is too few"
-        )
+        counts = f"{len(spans)} sequences to train on and {len(held)} to evaluate on, none is too few"
+        raise TrainingError(f"{files}: {counts} ({len(records)} were read; those to evaluate on are not trained on)")
     return spans, held
 
 

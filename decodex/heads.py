@@ -74,15 +74,19 @@ def load_drafter(
     folder = _head_folder(name)
     config = read_json(folder / "config.json")
     target = target_parts(model, device)
+    trained_for = config.get("target_weights_digest")  # of heads of `train-head`
+    origin = "" if trained_for in (None, model.weights_digest) else f"trained for other weights than {model.name}'s"
     try:
         weights = HeadWeights.open(folder, target.device, kind=_kind(quantization, target.device))
         head = _read_head(method, config, weights, target, layer_ids, carries_normed)
     except HeadError as error:
-        raise ModelError(str(error)) from error
+        told = str(error)
+        place = "" if str(folder) in told else f"{folder}: "
+        raise ModelError(f"{place}{told}{' (' + origin + ')' if origin else ''}") from error
     agreed, asked = head_agreement(head, model, tokenizer.encode(_CHECK_TEXT), device)
     _log.info("%s: %s head, top token as the target's at %d of %d places of a test text", name, method, agreed, asked)
     if agreed * 20 < asked:
-        _log.warning("%s hardly ever agrees with %s: was the head trained for this model?", name, model.name)
+        _log.warning("%s hardly ever agrees with %s: %s", name, model.name, origin or "is the head trained enough?")
     return HeadProposer(method, head)
 
 

@@ -7,7 +7,8 @@ tokens r and the length d of a known completion:
 - far (r is above the horizon): nothing is computed, the mask is the inner one;
 - near: a completion is known at every token; where r - d is small, tokens that open something are legal only where
   a completion after them was found;
-- close (r <= d + a margin): the known completion's next token, and what provably keeps to it.
+- close (r <= d + a margin): the known completion's next token, and what provably keeps to it; where few tokens are
+  legal (an enum, a choice), all after which a completion was found.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class BudgetSteering:
         if plan is None or self._remaining - len(plan) > 2 * self._step + _MARGIN // 2:
             return is_restricted  # no single token is expected to need more than that
         legal, num_legal = self._vocabulary.first_of(row & ~self._vocabulary.eos_bits, _MAX_CHECKED)
-        if self._remaining <= len(plan) + _MARGIN:
-            kept = self._checked(legal, plan, 0)
-        elif num_legal <= _MAX_CHECKED:
+        if num_legal <= _MAX_CHECKED:
             kept = self._checked(legal, plan, _SEARCH_NODES)
+        elif self._remaining <= len(plan) + _MARGIN:
+            kept = self._checked(legal, plan, 0)
         else:
             opening, _ = self._vocabulary.first_of(row & self._search.opening_bits, _MAX_CHECKED)
             kept = self._checked(opening, plan, _SEARCH_NODES)

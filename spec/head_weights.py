@@ -10,11 +10,12 @@ from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from decodex.kernels.linear import Kind, PackedLinear, pack_linear
 
-__all__ = ["HeadError", "HeadWeights", "read_count", "read_section"]
+__all__ = ["HeadError", "HeadWeights", "read_count", "read_section", "write_tensors"]
 
 
 class HeadError(ValueError):
@@ -39,6 +40,16 @@ def read_section(config: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise HeadError(f"config.json: field {field} is {value!r}, expected an object")
     return value
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """model.safetensors in a folder, whole or not at all, for whoever may read the folder's other files."""
+    partial = folder / "model.safetensors.partial"
+    partial.touch()
+    mode = partial.stat().st_mode
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata={"format": "pt"})
+    partial.chmod(mode)  # the writer makes it the owner's alone
+    partial.replace(folder / "model.safetensors")
 
 
 class HeadWeights:
@@ -104,10 +115,10 @@ class HeadWeights:
         return tensor
 
     def take_weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The same of a tensor of weights: HeadError where it holds whole numbers (a quantized one, or another's)."""
+        """The same of a tensor of weights: HeadError where it is no bfloat16, float16 or float32."""
         tensor = self.take(name, shape)
-        if not tensor.is_floating_point():
-            raise HeadError(f"{self.source}: tensor {name!r} is {tensor.dtype}, expected floating-point numbers")
+        if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise HeadError(f"{self.source}: tensor {name!r} is {tensor.dtype}, expected bfloat16, float16 or float32")
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:

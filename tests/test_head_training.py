@@ -168,6 +168,8 @@ def test_a_head_is_written_with_its_report(kind: str, method: Method, models: An
     report = train_head(job, progress)
     names = {"model.safetensors", "config.json", "report.json", "history.json", "checkpoint.pt", "states"}
     assert {path.name for path in job.out.iterdir()} == names
+    modes = {(job.out / name).stat().st_mode for name in ("model.safetensors", "config.json")}
+    assert len(modes) == 1, "who may read the one may read the other"
     assert json.loads((job.out / "report.json").read_text()) == report
     history = json.loads((job.out / "history.json").read_text())
     assert len(progress.facts["train"]) == len(history)
@@ -253,7 +255,7 @@ def test_trainings_may_share_their_states(job: HeadTraining, monkeypatch: pytest
     assert not asked
     assert not (again.out / "states").exists()
     data = write_answers(job.out.parent / "more.jsonl", seed=1)
-    with pytest.raises(TrainingError, match=r"states.json: holds states of another model, other layers or other data"):
+    with pytest.raises(TrainingError, match=r"states.json: holds states of another model, precision, other layers or"):
         train_head(replace(again, data=[data], out=job.out.parent / "third"))
 
 
@@ -268,7 +270,7 @@ def test_a_head_is_trained_further(method: Method, job: HeadTraining) -> None:
     further = replace(job, data=[data], held_out=kept, init=job.out, out=job.out.parent / "further", recipe=recipe)
     progress = Progress()
     report = train_head(further, progress)
-    assert report["sequences"] == 24
+    assert (report["sequences"], report["recipe"]["draft_vocab_size"]) == (24, 40)  # of the head that it starts from
     first, second = (load_file(each.out / "model.safetensors") for each in (job, further))
     assert first.keys() == second.keys()
     assert json.loads((further.out / "config.json").read_text()) == json.loads((job.out / "config.json").read_text())

@@ -254,6 +254,19 @@ def test_the_json_closes_within_the_budget(max_tokens, drafts):
     assert (cut.outputs[0].finish_reason, cut.outputs[0].parsed) == ("length", None)
 
 
+@pytest.mark.parametrize("max_tokens", [11, 14, 17])
+@pytest.mark.parametrize("min_tokens", [0, 4])
+def test_of_few_answers_all_that_fit_the_budget_stay_possible(max_tokens, min_tokens):
+    """The longest has ten tokens; the other choice of the same seeds has all the tokens that it wants."""
+    constraint, same = {"choice": ["yes", "no", "yes and no"]}, {"min_tokens": min_tokens, "temperature": 2.0}
+    free = [([7], params_of(constraint, seed=seed, max_tokens=100, **same)) for seed in range(12)]
+    constraint = constraint | {"finish_within_budget": True}
+    steered = [([7], params_of(constraint, seed=seed, max_tokens=max_tokens, **same)) for seed in range(12)]
+    expected = [output.outputs[0].text for output in run(byte_engine(), *free)]
+    assert set(expected) == {"no", "yes and no"} | (set() if min_tokens else {"yes"})  # nothing can follow "no"
+    assert [output.outputs[0].text for output in run(byte_engine(), *steered)] == expected
+
+
 # --- schemas that are classes ---
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from decodex.cli.flags import Parser, add_flags, given
+from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.recipe import Recipe
 
 __all__ = ["build_parser", "run"]
@@ -26,13 +28,13 @@ def build_parser() -> Parser:
     help = "answers as decodex distill writes them, plain or .gz"
     parser.add_argument("--data", type=pathlib.Path, nargs="+", required=True, metavar="FILE", help=help)
     help = "folder of the head; checkpoints, hidden states, report.json, history.json and curves.png go there too"
-    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help=help)
+    parser.add_argument("--out", type=folder_named, required=True, metavar="DIR", help=help)
     help = "start from this head, which keeps its draft vocabulary"
-    parser.add_argument("--init", type=pathlib.Path, metavar="DIR", help=help)
+    parser.add_argument("--init", type=folder_named, metavar="DIR", help=help)
     help = "answers to evaluate on; default: some of the data is kept back"
     parser.add_argument("--held-out", type=pathlib.Path, metavar="FILE", help=help)
     help = "folder for the hidden states, which trainings on the same data share; default: in --out"
-    parser.add_argument("--states", type=pathlib.Path, metavar="DIR", help=help)
+    parser.add_argument("--states", type=folder_named, metavar="DIR", help=help)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--device", default="auto", help="where it runs: auto is cuda if there is one, else cpu")
     help = "of products; bfloat16 is several times faster on a GPU, or a CPU with AMX"
@@ -41,10 +43,21 @@ def build_parser() -> Parser:
     return parser
 
 
+def folder_named(text: str) -> pathlib.Path:
+    """The path that is given; an empty one would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("got '', expected a folder")
+    return pathlib.Path(text)
+
+
 def run(argv: Sequence[str]) -> int:
     """Train, and say what came of it."""
     arguments = build_parser().parse_exactly(argv)
     recipe = Recipe(**given(arguments, Recipe))
+    for name in ("out", "states", "init"):
+        path = getattr(arguments, name)
+        if path is not None and path.exists() and not path.is_dir():
+            raise TrainingError(f"--{name}: got {str(path)!r}, expected a folder")
     from decodex.head_training import HeadTraining, train_head
 
     out: pathlib.Path = arguments.out

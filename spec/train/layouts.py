@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import save_file
-
-from decodex.spec.head_weights import HeadError, HeadWeights
+from decodex.spec.head_weights import HeadError, HeadWeights, write_tensors
 
 __all__ = ["Layout", "convert_head"]
 
@@ -54,7 +52,7 @@ def convert_head(source: Path, out: Path, layout: Layout, *, target: str | None 
     }
     converted = _to_speculators(config, target) if layout == "speculators" else _to_eagle3(config)
     out.mkdir(parents=True, exist_ok=True)
-    save_file({n: t.contiguous() for n, t in tensors.items()}, out / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(out, tensors)
     (out / "config.json").write_text(json.dumps(converted, indent=1) + "\n", encoding="utf-8")
 
 

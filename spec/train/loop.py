@@ -50,7 +50,7 @@ def check_folder(folder: Path, resume: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise TrainingError(f"{folder}: is no folder")
     if resume and not path.is_file():
-        raise TrainingError(f"{path}: no checkpoint to go on from")
+        raise TrainingError(f"{path}: no checkpoint to go on from (a capture goes on without resume)")
     if path.exists() and not resume:
         raise TrainingError(f"{path}: is there already: go on from it (resume), or train in another folder")
     for name in HEAD_FILES:

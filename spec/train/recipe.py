@@ -27,7 +27,7 @@ class Recipe:
     first_depths: int = _option(1, "depths trained at first", 1, 16)
     deepen_at: float = _option(0.5, "share of the training after which all depths are trained", 0.0, 1.0)
     depth_decay: float = _option(0.8, "weight of a depth's loss in that of the depth before", 0.0, 1.0)
-    learning_rate: float = _option(1e-3, "of AdamW, at its highest", 1e-9)
+    learning_rate: float = _option(1e-3, "of AdamW, at its highest", 1e-9, 1.0)
     warm_up: float = _option(0.02, "share of the training in which the rate rises", 0.0, 1.0)
     final_rate: float = _option(0.05, "share of the rate that is left in the end (cosine)", 0.0, 1.0)
     weight_decay: float = _option(0.0, "of AdamW", 0.0)
@@ -35,7 +35,7 @@ class Recipe:
     overlap_loss: float = _option(0.0, "share of 1 - sum min(p, q) in the loss, the rest is cross-entropy", 0.0, 1.0)
     held_out: int = _option(48, "sequences kept for evaluation where no file of them is given", 1)
     eval_every: int = _option(200_000, "answer tokens between evaluations and checkpoints", 1)
-    seed: int = _option(0, "of shuffling and initialization", 0)
+    seed: int = _option(0, "of shuffling and initialization", 0, 2**63 - 1)
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,9 @@ from typing import Any
 from decodex.spec.train.errors import TrainingError
 
 __all__ = ["Record", "field_of", "read_objects", "read_records"]
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +31,19 @@ class Record:
 
 
 def read_records(paths: Sequence[Path], vocab_size: int) -> list[Record]:
-    """The answers in JSONL files, plain or .gz, in order; of an id that comes again, the first.
+    """The answers in JSONL files, plain or .gz, in order; of an id that comes again, the first, with a warning.
 
     A torn last line of a plain file (an interrupted `decodex distill`) is skipped; anything else that is wrong is a
     TrainingError naming file, line and field.
     """
     records: dict[str, Record] = {}
     for path in paths:
+        num_left_out = 0
         for place, value in read_objects(path, may_be_torn=True):
             record = _read_record(place, value, vocab_size)
-            records.setdefault(record.id, record)
+            num_left_out += records.setdefault(record.id, record) != record
+        if num_left_out:
+            _log.warning("%s: %d answers are left out: another answer came before with the same id", path, num_left_out)
     return list(records.values())
 
 

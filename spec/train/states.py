@@ -108,16 +108,24 @@ def _mark(folder: Path, spans: Sequence[Span], identity: Mapping[str, object]) -
         found = path.read_text("utf-8")
         if found == wanted:
             return
-        count = json.loads(found)["spans"]
+        count = _count_in(found)
         if not count < len(spans) or found != content(count):
             raise TrainingError(
-                f"{path}: holds states of another model, other layers or other data; use another folder"
+                f"{path}: holds states of another model, precision, other layers or other data; use another folder"
             )
         if count % RECORDS_PER_SHARD:
             _shard(folder, count // RECORDS_PER_SHARD).unlink(missing_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(wanted, encoding="utf-8")
     partial.replace(path)
+
+
+def _count_in(text: str) -> int:
+    """The sequences that a states.json speaks of; one that is damaged speaks of none."""
+    try:
+        return int(json.loads(text)["spans"])
+    except (ValueError, TypeError, KeyError):
+        return 0
 
 
 def _shard(folder: Path, number: int) -> Path:

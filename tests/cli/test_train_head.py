@@ -125,9 +125,23 @@ def test_a_folder_with_a_training_or_without_one_is_refused_before_anything_is_d
     assert main(argv) == 2
     path = tmp_path / "checkpoint.pt"
     assert capsys.readouterr().err.splitlines() == [
-        f"decodex train-head: error: {path}: no checkpoint to go on from",
+        f"decodex train-head: error: {path}: no checkpoint to go on from (a capture goes on without resume)",
         f"decodex train-head: error: {path}: is there already: go on from it (resume), or train in another folder",
     ]
+
+
+@pytest.mark.parametrize("name", ["--out", "--states", "--init"])
+def test_an_argument_that_is_no_folder_is_named(
+    name: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    argv = ["train-head", "--method", "eagle3", "--data", "a", "--out", str(tmp_path / "out")]
+    assert main([*argv, name, str(file)]) == 2
+    assert f"error: {name}: got {str(file)!r}, expected a folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([*argv, name, ""])
+    assert f"{name}: got '', expected a folder" in capsys.readouterr().err
 
 
 def test_curves_are_drawn_at_every_evaluation_if_they_can_be(

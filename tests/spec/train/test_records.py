@@ -23,7 +23,9 @@ def write(path: pathlib.Path, *values: object, end: str = "\n") -> pathlib.Path:
     return path
 
 
-def test_files_are_read_in_order_and_the_first_of_an_id_wins(tmp_path: pathlib.Path) -> None:
+def test_files_are_read_in_order_and_the_first_of_an_id_wins(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     plain = write(tmp_path / "a.jsonl", {**GOOD, "source": "x"}, {**GOOD, "id": "b", "temperature": 0})
     packed = write(tmp_path / "b.jsonl.gz", {**GOOD, "response_ids": [5]}, {**GOOD, "id": "c", "prompt_ids": [0]})
     assert read_records([plain, packed], VOCAB) == [
@@ -31,6 +33,7 @@ def test_files_are_read_in_order_and_the_first_of_an_id_wins(tmp_path: pathlib.P
         Record("b", (1, 2), (3, 11), 0.0),
         Record("c", (0,), (3, 11), 0.7),
     ]
+    assert caplog.messages == [f"{packed}: 1 answers are left out: another answer came before with the same id"]
     assert [record.response_ids for record in read_records([packed, plain], VOCAB)] == [(5,), (3, 11), (3, 11)]
 
 

@@ -104,7 +104,7 @@ def test_states_of_something_else_are_refused(other: str, tmp_path: Path) -> Non
         spans[4] = Span(spans[4].token_ids, spans[4].answer_start + 1, 0.0)
     else:
         del spans[-1]
-    with pytest.raises(TrainingError, match=r"states.json: holds states of another model, other layers or other data"):
+    with pytest.raises(TrainingError, match=r"states.json: holds states of another model, precision, other layers or"):
         capture(spans, Target(), tmp_path, identity)
     check(capture(SPANS, Target(0), tmp_path, IDENTITY))
 
@@ -174,3 +174,11 @@ def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(TrainingError, match="sequence 4: the target's hidden states are not finite"):
         capture(SPANS, broken, tmp_path, IDENTITY)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"spans": null}'])
+def test_a_damaged_mark_is_refused_like_that_of_something_else(damage: str, tmp_path: Path) -> None:
+    capture(SPANS, Target(), tmp_path, IDENTITY)
+    (tmp_path / "states.json").write_text(damage)
+    with pytest.raises(TrainingError, match=r"states.json: holds states of another"):
+        capture(SPANS, Target(), tmp_path, IDENTITY)
