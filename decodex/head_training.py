@@ -50,6 +50,13 @@ class HeadTraining:
     device: str = "auto"
     precision: Precision = "float32"  # of products, in capture and training
 
+    def __post_init__(self) -> None:
+        """Raises TrainingError naming a folder that is none."""
+        for name in ("out", "states", "init"):
+            path = getattr(self, name)
+            if path is not None and path.exists() and not path.is_dir():
+                raise TrainingError(f"{name}: got {str(path)!r}, expected a folder")
+
 
 def train_head(
     job: HeadTraining, progress: Callable[[str, Mapping[str, Any]], None] = lambda phase, facts: None

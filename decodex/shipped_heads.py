@@ -29,9 +29,7 @@ def shipped_head(weights_digest: str, method: str = METHOD, folder: Path = HEADS
     return None
 
 
-def with_speculation(
-    config: EngineConfig, model: CausalLM, checkpoint: Path | None = None, folder: Path = HEADS
-) -> EngineConfig:
+def with_speculation(config: EngineConfig, model: CausalLM, checkpoint: Path, folder: Path = HEADS) -> EngineConfig:
     """The config with its head decided, where it names none. `checkpoint`: the folder of the model.
 
     `speculative_config="auto"` is the model's shipped head behind what costs nothing, or for a model without one no
@@ -50,5 +48,5 @@ def with_speculation(
     if head is None and wanted.with_weights != "mtp":
         expected = f"the checkpoint of the {wanted.with_weights}"
         raise RequestError("speculative_config.model", None, expected, "no head comes with these weights")
-    found = dataclasses.replace(wanted, model=str(head or checkpoint or config.model))
+    found = dataclasses.replace(wanted, model=str(head or checkpoint))
     return dataclasses.replace(config, speculative_config=found)

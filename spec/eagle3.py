@@ -64,7 +64,7 @@ class Eagle3Head:
         hidden, width = layer.hidden_size, read_count(config, "target_hidden_size", target.hidden_size)
         if width != target.hidden_size:
             raise HeadError(f"config.json: target_hidden_size is {width}, the target's is {target.hidden_size}")
-        if int(shape.get("num_hidden_layers") or 1) != 1:
+        if read_count(shape, "num_hidden_layers", 1) != 1:
             raise HeadError(f"config.json: num_hidden_layers is {shape['num_hidden_layers']}, expected 1")
         prefix = "layers.0." if any(name.startswith("layers.0.") for name in weights) else "midlayer."
         num_taps = len(self.taps)

@@ -314,6 +314,24 @@ def test_what_can_not_be_trained_on_is_named(job: HeadTraining, models: Any, tmp
         train_head(replace(job, model=str(other)))
 
 
+def test_a_head_of_other_weights_is_said_to_be_one(
+    job: HeadTraining, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a beginning, and where it can't be loaded; a beginning that is none is named before anything is captured."""
+    train_head(job)
+    path = job.out / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"target_weights_digest": "0" * 64}))
+    further = replace(job, init=job.out, out=tmp_path / "further")
+    train_head(further)
+    assert f"{job.out}: a head to start from, trained for other weights or by others" in caplog.messages
+    with pytest.raises(TrainingError, match="eagle_config"):
+        train_head(replace(further, method="mtp", out=tmp_path / "mtp"))
+    assert not (tmp_path / "mtp").exists()
+    target: Any = load_model(resolve_model(job.model), device=CPU)
+    with pytest.raises(ModelError, match=rf"^{job.out}: no multi-token.* \(trained for other weights than .*'s\)$"):
+        load_drafter("mtp", str(job.out), target, SimpleNamespace(), CPU)  # type: ignore[arg-type]
+
+
 def test_a_head_of_another_kind_is_no_beginning(job: HeadTraining, tmp_path: Path) -> None:
     train_head(job)
     further = replace(job, init=job.out, out=tmp_path / "further")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from fakes import FakeModel, make_engine
@@ -12,6 +13,8 @@ from decodex.cli.flags import Parser, add_flags, given
 from decodex.errors import RequestError
 from decodex.shipped_heads import HEADS, shipped_head, with_speculation
 from decodex.speculative_config import AUTO, SpeculativeConfig
+
+CHECKPOINT = Path("the folder of the model")
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def heads(tmp_path):
 
 
 def test_the_head_of_these_weights_is_found(heads):
-    config = with_speculation(EngineConfig(speculative_config=AUTO), FakeModel(), folder=heads)
+    config = with_speculation(EngineConfig(speculative_config=AUTO), FakeModel(), CHECKPOINT, folder=heads)
     assert config.speculative_config == SpeculativeConfig(
         cascade=["forced", "prediction", "suffix", "eagle3"], model=str(heads / "fake" / "eagle3")
     )
@@ -36,7 +39,7 @@ def test_the_head_of_these_weights_is_found(heads):
 @pytest.mark.parametrize("method", ["eagle3", "mtp"])
 def test_a_method_without_a_model_means_the_shipped_head(heads, method):
     config = with_speculation(
-        EngineConfig(speculative_config={"method": method, "tree": [2, 1]}), FakeModel(), folder=heads
+        EngineConfig(speculative_config={"method": method, "tree": [2, 1]}), FakeModel(), CHECKPOINT, folder=heads
     )
     assert config.speculative_config == SpeculativeConfig(
         method=method, tree=[2, 1], model=str(heads / "fake" / method)
@@ -45,11 +48,13 @@ def test_a_method_without_a_model_means_the_shipped_head(heads, method):
 
 def test_without_a_shipped_head_a_module_is_looked_for_in_the_model_and_a_head_is_missed(tmp_path):
     config = with_speculation(
-        EngineConfig(model="m", speculative_config={"method": "mtp"}), FakeModel(), folder=tmp_path
+        EngineConfig(speculative_config={"method": "mtp"}), FakeModel(), CHECKPOINT, folder=tmp_path
     )
-    assert config.speculative_config == SpeculativeConfig(method="mtp", model="m")
+    assert config.speculative_config == SpeculativeConfig(method="mtp", model=str(CHECKPOINT))
     with pytest.raises(RequestError, match=r"speculative_config\.model: got None, .* no head comes with these weights"):
-        with_speculation(EngineConfig(speculative_config={"method": "eagle3"}), FakeModel(), folder=tmp_path)
+        with_speculation(
+            EngineConfig(speculative_config={"method": "eagle3"}), FakeModel(), CHECKPOINT, folder=tmp_path
+        )
     with pytest.raises(RequestError, match=r"speculative_config\.model: got None, expected the checkpoint of"):
         EngineConfig(speculative_config={"method": "eagle"})
 
@@ -64,11 +69,11 @@ def test_it_is_looked_for_without_a_word_about_it():
 @pytest.mark.parametrize("value", [None, False, True, {"method": "suffix"}])
 def test_what_was_asked_for_stays(heads, value):
     config = EngineConfig(speculative_config=value)
-    assert with_speculation(config, FakeModel(), folder=heads) is config
+    assert with_speculation(config, FakeModel(), CHECKPOINT, folder=heads) is config
 
 
 def test_a_model_without_a_head_speculates_on_request_only(tmp_path):
-    config = with_speculation(EngineConfig(speculative_config=AUTO), FakeModel(), folder=tmp_path)
+    config = with_speculation(EngineConfig(speculative_config=AUTO), FakeModel(), CHECKPOINT, folder=tmp_path)
     assert config.speculative_config is None
     engine = make_engine(speculative_config=AUTO)
     assert engine.admission.admit([1], SamplingParams()).speculation is None

@@ -12,7 +12,6 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from decodex.cli.flags import Parser, add_flags, given
-from decodex.spec.train.errors import TrainingError
 from decodex.spec.train.recipe import Recipe
 
 __all__ = ["build_parser", "run"]
@@ -54,10 +53,6 @@ def run(argv: Sequence[str]) -> int:
     """Train, and say what came of it."""
     arguments = build_parser().parse_exactly(argv)
     recipe = Recipe(**given(arguments, Recipe))
-    for name in ("out", "states", "init"):
-        path = getattr(arguments, name)
-        if path is not None and path.exists() and not path.is_dir():
-            raise TrainingError(f"--{name}: got {str(path)!r}, expected a folder")
     from decodex.head_training import HeadTraining, train_head
 
     out: pathlib.Path = arguments.out

@@ -2,6 +2,8 @@
 
     make peers
     .venv/bin/python evals/speed/run.py            # writes evals/results/speed.json
+    # evals/results/speed_heads.json: --engines decodex,openvino,vllm,llamacpp --gguf FILE --batches 1
+    # --samplings greedy,json --singles 5 --max-tokens 96 --out evals/results/speed_heads.json
 
 Each engine is a process that stays loaded (worker.py); all but the one that computes are stopped by signal.
 In every round each case (batch x sampling) is run by every engine in turn, the order rotating; a batch of 1 is

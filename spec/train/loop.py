@@ -47,8 +47,6 @@ class Trainee:
 def check_folder(folder: Path, resume: bool) -> None:
     """TrainingError where there is nothing to go on from, or without `resume` a training or head that would be lost."""
     path = folder / CHECKPOINT
-    if folder.exists() and not folder.is_dir():
-        raise TrainingError(f"{folder}: is no folder")
     if resume and not path.is_file():
         raise TrainingError(f"{path}: no checkpoint to go on from (a capture goes on without resume)")
     if path.exists() and not resume:

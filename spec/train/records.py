@@ -16,7 +16,6 @@ from decodex.spec.train.errors import TrainingError
 
 __all__ = ["Record", "field_of", "read_objects", "read_records"]
 
-
 _log = logging.getLogger(__name__)
 
 

@@ -130,17 +130,17 @@ def test_a_folder_with_a_training_or_without_one_is_refused_before_anything_is_d
     ]
 
 
-@pytest.mark.parametrize("name", ["--out", "--states", "--init"])
+@pytest.mark.parametrize("name", ["out", "states", "init"])
 def test_an_argument_that_is_no_folder_is_named(
     name: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "file"
     file.touch()
     argv = ["train-head", "--method", "eagle3", "--data", "a", "--out", str(tmp_path / "out")]
-    assert main([*argv, name, str(file)]) == 2
+    assert main([*argv, f"--{name}", str(file)]) == 2
     assert f"error: {name}: got {str(file)!r}, expected a folder" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        main([*argv, name, ""])
+        main([*argv, f"--{name}", ""])
     assert f"{name}: got '', expected a folder" in capsys.readouterr().err
 
 

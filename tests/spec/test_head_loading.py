@@ -65,6 +65,12 @@ REFUSED = {
         {"norm.weight": torch.ones(16, dtype=torch.int32)},
         "'norm.weight' is torch.int32",
     ),
+    "doubles as weights": (
+        {},
+        {"norm.weight": torch.ones(16, dtype=torch.float64)},
+        "'norm.weight' is torch.float64, expected bfloat16, float16 or float32",
+    ),
+    "a text as a number of layers": ({"num_hidden_layers": "x"}, {}, "num_hidden_layers is 'x', expected a whole"),
 }
 
 
